@@ -2,12 +2,12 @@
 
     python benchmarks/bounds.py [--pairs NAME …] [--rounds 9] [--out FILE]
 
-1. Shares of the time of inference by kind of operator, as torch's profiler has them. How near the whole comes to the
-   machine's matrix rate is in optimized.py.
-2. The same blocks in a StepsNet, and called one after the other on streams of their own width: the difference is the
-   macro design. They take turns; ratios are of neighbours.
-3. The processor time of the first call of 24 and 482 layers compiled by the block, without inductor's caches, and the
-   number of graphs, in turns.
+1. Shares of inference time by kind of operator, from torch's profiler. optimized.py measures how near the whole comes
+   to the machine's matrix rate.
+2. The same blocks in a StepsNet, and called one after another on streams of their own width: the difference is the
+   macro design. The two take turns; ratios are between neighbouring measurements.
+3. The processor time of the first call of 22 and of 482 layers that are compiled block by block, without inductor's
+   caches, and the number of graphs. The two take turns.
 
 One thread. Ends in one JSON line.
 """
@@ -31,7 +31,7 @@ from stepsnet.models.blocks import step_sequences
 from stepsnet.models.build import build_model, input_size_of
 from stepsnet.models.compilation import compile_blocks
 
-# by a part of an operator's name, the first that fits
+# kind -> parts of operators' names; the first kind that fits counts
 KINDS = {
     "attention": ("scaled_dot_product", "softmax"),
     "products": ("addmm", "mm", "conv", "linear"),
@@ -48,7 +48,7 @@ def kind_of(operator: str) -> str:
 
 
 def operators(name: str, batch_size: int, rounds: int) -> dict[str, Any]:
-    """Shares of time by kind."""
+    """Shares of inference time by kind of operator."""
     spec = spec_of(name)
     torch.manual_seed(0)
     model = build_model(spec).eval()
@@ -116,13 +116,13 @@ def _in_turns(turns: dict[str, Callable[[], None]], rounds: int) -> dict[str, li
 
 
 def compilation(rounds: int) -> list[dict[str, Any]]:
-    """The first call, compiled by the block, of three steps of few and of many blocks."""
+    """The first call of three steps compiled block by block, with few and with many blocks."""
     import torch._inductor.config as inductor_config
 
     depths = {22: (2, 1, 1), 482: (53, 27, 16)}  # layers -> blocks of each step
     seconds: dict[int, list[float]] = {layers: [] for layers in depths}
     graphs: dict[int, int] = {}
-    for turn in range(1 + rounds):  # the first brings inductor into memory
+    for turn in range(1 + rounds):  # the first loads inductor, and is not counted
         for layers in list(depths) if turn % 2 else reversed(list(depths)):
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()

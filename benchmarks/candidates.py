@@ -2,8 +2,8 @@
 
     python benchmarks/candidates.py [--rounds 15] [--out results/benchmarks/candidates.json]
 
-With and without a change take turns on one thread, in processor time; the ratio is of neighbours, above 1 where the
-change helps. Ends in one JSON line.
+Runs with and without a change take turns on one thread, timed in processor time. Ratios are between neighbouring
+measurements, and above 1 if the change helps. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def compiled(model: nn.Module) -> nn.Module:
 
 
 def padded_heads(size: int, padded: int) -> Functions:
-    """Attention of 2 heads over 197 tokens, whose size is padded with zeros; the padding itself is not counted."""
+    """Attention of 2 heads over 197 tokens, without and with zero-padded heads; the padding itself is not timed."""
     q, k, v = (torch.randn(2, 2, 197, size) for _ in range(3))
     wide = [F.pad(part, (0, padded - size)) for part in (q, k, v)]
     scale = size**-0.5
@@ -86,7 +86,7 @@ def padded_heads(size: int, padded: int) -> Functions:
 
 
 def bfloat16_padded(name: str, change: Callable[[nn.Module], None]) -> Functions:
-    """The frozen graph of a model under autocast, and that of the model with the change to its modules."""
+    """The frozen graph of a model under autocast, without and with a change to its modules."""
     torch.manual_seed(0)
     plain = timm.create_model(name).eval()
     changed, x = copy.deepcopy(plain), torch.randn(2, 3, 224, 224)
@@ -104,7 +104,7 @@ def bfloat16_padded(name: str, change: Callable[[nn.Module], None]) -> Functions
 
 
 def pad_product(module: nn.Module) -> None:
-    """Zeros up to the multiples of the processor's matrix units: 32 inputs, 16 outputs."""
+    """Pad a linear layer with zeros to multiples of the processor's matrix units: 32 inputs, 16 outputs."""
     if not isinstance(module, nn.Linear):
         return
     inputs, outputs = -module.in_features % 32, -module.out_features % 16
@@ -118,7 +118,7 @@ def pad_product(module: nn.Module) -> None:
 
 
 def pad_heads_of(module: nn.Module) -> None:
-    """Zeros up to a head size that is a multiple of 16; the scale stays."""
+    """Pad attention heads with zeros to a size that is a multiple of 16; the scale stays."""
     if not isinstance(module, Attention) or module.head_dim % 16 == 0:
         return
 
@@ -132,7 +132,7 @@ def pad_heads_of(module: nn.Module) -> None:
 
 
 def joined_products(width: int, hidden: int) -> Functions:
-    """The two first products of SwiGLU for one token, apart and as one, as in generation."""
+    """The first two products of SwiGLU for one token, as in generation: separate, and joined into one."""
     x, gate, up = torch.randn(1, width), torch.randn(hidden, width), torch.randn(hidden, width)
     both = torch.cat([gate, up])
     return (
@@ -151,7 +151,7 @@ def fused_attention_alone(heads: int, size: int) -> Functions:
 
 
 def in_place(model: nn.Module) -> nn.Module:
-    """Branches are added into the stream; the container's input is copied once."""
+    """Let blocks add their branches to the stream in place, which overwrites the container's input."""
 
     def forward(block: Any, x: Tensor) -> Tensor:
         x.add_(block.attn(block.norm1(x)))
@@ -163,7 +163,7 @@ def in_place(model: nn.Module) -> nn.Module:
 
 
 def joined_attention(width: int, heads: int) -> Functions:
-    """The products of query, key and value for one token, apart and as one."""
+    """The products of query, key and value for one token: separate, and joined into one."""
     x, parts = torch.randn(1, width), [torch.randn(width, width) for _ in range(3)]
     whole = torch.cat(parts)
 

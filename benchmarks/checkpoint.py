@@ -43,7 +43,7 @@ def main() -> None:
     optimizer = build_optimizer(model, TrainingSettings())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # so that it has its moments
+    optimizer.step()  # so that the optimizer has its moments
     trained = TrainState(model, optimizer, None, DistributedContext(0, 1, torch.device("cpu")), sharded=False)
     times: dict[str, list[float]] = {name: [] for name in ("write", "load", "torch_save", "torch_load")}
 

@@ -124,7 +124,7 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
 def train(
     model: Any, pictures: Pictures, updates: int, lr: float, seed: int, compressed: stepsnet.Compressed | None = None
 ) -> None:
-    """``compressed`` teaches the model, which is its own."""
+    """Train on the labels or, with ``compressed``, whose model must be ``model``, on its distillation losses."""
     generator = torch.Generator().manual_seed(seed)
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
@@ -155,7 +155,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(model: Any, images: Tensor, labels: Tensor) -> float:
-    """%"""
+    """The accuracy in %."""
     right = [(model(normalized(i)).argmax(-1) == t).sum() for i, t in zip(images.split(500), labels.split(500))]
     return 100 * float(torch.stack(right).sum()) / len(labels)
 

@@ -4,8 +4,8 @@
         [--rounds 9] [--designs NAME …] [--settings eager compiled] [--out FILE.json]
 
 Inference and updates of AdamW on images of 224×224, in float32 on a CPU and in bfloat16 on CUDA. A design and the plain
-network take turns, and a ratio is of neighbours. The StepsNet has the plain network's compute, and so more blocks. The
-file is written after every design. Ends in one JSON line.
+network take turns; ratios are between neighbouring measurements. The StepsNet has the plain network's compute, and so
+more blocks. The file is written after every design. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
     names = [name for name in options.designs if name != "plain"]
     for name in names:
         if name != STEPS:
-            design_of(name)  # an unknown one is told before anything is measured
+            design_of(name)  # an unknown one is refused before anything is measured
     torch.set_num_threads(options.threads)
     device = pick_device(options.device)
     model = {"width": options.width, "blocks": options.blocks, "batch_size": options.batch}

@@ -4,8 +4,8 @@
     python benchmarks/detection.py --size 160 --batch-size 1 --rounds 3 --samples 64 --detections 20    # for a CPU
 
 torchvision's own Mask R-CNN on its ResNet-50, and our heads on timm's ResNet-50, timm's Swin-T and Steps-Swin-T.
-Images are noise of size × 1.6 size with eight objects each. Weights are as they are drawn, and how many boxes overlap
-or are sure would be chance: every detector keeps the RPN's first 1,000 boxes and gives its surest 100, whatever
+Images are noise of size × 1.6 size with eight objects each. Weights are random, so it would be chance how many boxes
+overlap or score high: every detector keeps the RPN's first 1,000 boxes and returns the 100 that score highest, whatever
 their scores. Ends in one JSON line.
 """
 
@@ -34,7 +34,7 @@ BACKBONES = {
     "Swin-T": "swin_tiny_patch4_window7_224",
     "Steps-Swin-T": "steps_swin_tiny_patch4_window7_224",
 }
-BASE = "Swin-T"  # which the others' speed is given over, as the ratio of the same round
+BASE = "Swin-T"  # the others' speeds are given as ratios to it within a round
 CLASSES, OBJECTS = 80, 8
 
 

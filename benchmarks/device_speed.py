@@ -3,13 +3,13 @@
     python benchmarks/device_speed.py [--device cuda] [--quick] [--seconds 200] [--pairs NAME …] [--settings NAME …]
         [--out FILE.json]
 
-A pair's two models take turns under each setting, so that a change of clocks hits both alike; ratios are of
-neighbours. Settings are eager, for Swin with permuted windows (inference alone), compiled (one block at a time, so that
-the blocks of a width share their graphs) and, on CUDA, each also as replayed CUDA graphs. At batch 1 an eager model
-waits for the launch of its kernels: the graph's latency is the hardware's. All pairs are measured eager before the
-first is compiled. Weights are bfloat16 on CUDA in inference; training is under autocast, with AdamW, and has the peak
-of memory beside what `activation_bytes` predicts. What a setting computes is held against the eager model. The file is
-written after every row. Ends in one JSON line.
+The two models of a pair take turns under each setting, so that a change of clock speed hits both alike; ratios are
+between neighbouring measurements. The settings are eager; for Swin, with permuted windows (inference only); compiled
+(one block at a time, so that blocks of the same width share their graphs); and, on CUDA, each of these also as replayed
+CUDA graphs. At batch 1 an eager model waits for its kernels to be launched: the graph's latency is the hardware's. All
+pairs are measured eagerly before the first is compiled. In inference, weights on CUDA are bfloat16, and each setting's
+outputs are compared with the eager model's. Training is under autocast, with AdamW, and its peak memory is recorded
+beside what `activation_bytes` predicts. The file is written after every row. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def spec_of(name: str) -> ModelSpec:
 
 
 def load(name: str, device: torch.device) -> tuple[nn.Module, Callable[[int], Tensor]]:
-    """A model in eval mode on the device, and what makes a batch for it."""
+    """A model in eval mode on the device, and a function that makes a batch of a given size for it."""
     torch.manual_seed(0)
     spec = spec_of(name)
     model = build_model(spec).eval().to(device)
@@ -137,7 +137,7 @@ def captured(run: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
     with torch.cuda.graph(graph):
         output = run()
 
-    def replay(held: Any = (run, output)) -> None:  # the graph reads weights and input, and keeps none of them
+    def replay(held: Any = (run, output)) -> None:  # keeps alive the weights and input that the graph reads
         graph.replay()
 
     replay()
@@ -145,7 +145,7 @@ def captured(run: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
 
 
 def training(model: nn.Module, x: Tensor, setting: str, amp_dtype: str) -> Callable[[], Any]:
-    """Updates under a setting, warmed up."""
+    """A function that makes an update under a setting, warmed up."""
     model = copy.deepcopy(model).train()
     if setting.startswith("compiled"):
         compile_blocks(model)
@@ -186,7 +186,7 @@ def in_turn(functions: list[Callable[[], Any]], rounds: int, device: torch.devic
 
 
 def compared(functions: list[Callable[[], Any]], size: int, device: torch.device, rounds: int) -> dict[str, Any]:
-    """Samples per second of a Steps model and its baseline, and the ratio of neighbours."""
+    """Samples per second of a Steps model and its baseline, and the ratio of neighbouring measurements."""
     steps, baseline = in_turn(functions, rounds, device)
     return {
         "steps_per_second": rounded_quartiles([size / value for value in steps], 2),
@@ -201,7 +201,7 @@ Loaded = list[tuple[nn.Module, Callable[[int], Tensor]]]  # a pair's two models
 def of_inference(
     loaded: Loaded, size: int, setting: str, graph: bool, device: torch.device, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a batch under a setting, and of its graph."""
+    """Yield the row of a batch size under a setting and, with ``graph``, that of its CUDA graph."""
     reduced, started = device.type == "cuda", time.perf_counter()
     runs, outputs, expected = [], [], []
     for model, batch in loaded:
@@ -230,7 +230,7 @@ def of_inference(
 
 
 def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
-    """Rows of a batch under a setting, and with its passes in graphs."""
+    """Yield the row of a batch size under a setting and, on CUDA, that with its passes in CUDA graphs."""
     amp_dtype = "bfloat16" if device.type == "cuda" else "float32"
     for name in (setting, f"{setting} graph") if device.type == "cuda" else (setting,):
         started = time.perf_counter()
@@ -252,7 +252,7 @@ def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, r
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """For each kind and batch: each contender at the setting that is fastest for it, and the ratio of their medians.
 
-    Settings are measured one after another, so that there are no neighbours whose ratio could be taken.
+    Settings are measured one after another, so there are no neighbouring measurements whose ratio could be taken.
     """
     found: dict[str, Any] = {}
     for row in rows:
@@ -273,7 +273,7 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def plan_of(pairs: dict[str, Pair], settings: Sequence[str]) -> Iterator[tuple[str, Pair, str, str, int]]:
-    """(pair's name, pair, setting, kind, batch) of each measurement: every pair is eager before any is compiled."""
+    """(pair's name, pair, setting, kind, batch) of each measurement; eager ones come before any compiled one."""
     for setting in settings:
         for name, pair in pairs.items():
             if setting not in pair.settings:
@@ -285,7 +285,7 @@ def plan_of(pairs: dict[str, Pair], settings: Sequence[str]) -> Iterator[tuple[s
 
 
 def still_works(device: torch.device) -> bool:
-    """Whether the device computes; a graph that could not be captured, for one, leaves it as it was."""
+    """Whether the device still computes, as it does, for example, after a graph could not be captured."""
     try:
         return bool((torch.ones(2, device=device) + 1).sum() == 4)
     except RuntimeError:
@@ -310,7 +310,7 @@ def main() -> None:
     }
     result: dict[str, Any] = {"device": str(device), "rounds": rounds, "pairs": found}
 
-    origin = record("device_speed", {"device": str(device)})  # git is asked once, and not between measurements
+    origin = record("device_speed", {"device": str(device)})  # asks git once, and not between measurements
 
     def keep(name: str, row: dict[str, Any]) -> None:
         print(f"{name}: {json.dumps(row)}", file=sys.stderr, flush=True)
@@ -326,7 +326,7 @@ def main() -> None:
             break
         try:
             if last != (name, setting):
-                last, loaded = None, []  # frees the pair before
+                last, loaded = None, []  # frees the previous pair
                 loaded = [load(model, device) for model in (pair.steps, pair.baseline)]
                 last = (name, setting)
             if kind == "training":
@@ -337,7 +337,7 @@ def main() -> None:
                 keep(name, row)
         except Exception as error:  # what one setting cannot do must not cost the others
             keep(name, {"kind": kind, "batch_size": size, "setting": setting, "error": str(error)[:300]})
-            if not still_works(device):  # after some CUDA errors nothing runs in this process
+            if not still_works(device):  # after some CUDA errors nothing more runs in this process
                 break
         gc.collect()
         if device.type == "cuda":

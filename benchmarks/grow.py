@@ -4,17 +4,18 @@
 
 DIR of CIFAR-10 has ``train/CLASS/*`` and ``test/CLASS/*``, that of the prose ``train.txt``, ``valid.txt`` and
 ``test.txt``. Runs are ordinary trainings in ``--work``; those that have ended there are not run again, so the command
-can be stopped and given again. Ends in one JSON line.
+can be stopped and repeated. Ends in one JSON line.
 
 The protocol, written before the runs:
 
 - *whole*: the StepsNet of two steps from random weights, for U updates.
 - *grown*: the first step alone, as a plain network, for half of that compute; then ``stepsnet.grow`` to the
   architecture of *whole*, trained on for the other half. Compute is multiply-accumulates of a forward pass × samples.
-- Each part has its own warmup, an eighth of it, and its own cosine to the same end. All other settings are equal.
+- Each part has its own warmup, over an eighth of its length, and its own cosine to the same end. All other settings are
+  equal.
 - The rate of each part is chosen on held-out data with seed 0 from one grid, which grows by factors of 2 while the
-  best rate is at an edge; at first that of the plain network, then with it that of the grown one. So the tuning of both
-  contenders costs the same as well.
+  best rate is at an edge; first that of the plain network and then, with this, that of the grown one. So tuning costs
+  the same for both contenders too.
 - Then seeds 1, 2 and 3 at these rates, each scored on the test split once. The result is the paired difference over
   the seeds with its 95% t-interval, whatever it is.
 - CIFAR-10: 10,000 training images, 2,000 held out, the recipe cifar10/shallow with batches of 100. Prose: the first
@@ -73,7 +74,7 @@ def cifar10(data: Path) -> tuple[ClassificationRecipe, ModelSpec, ModelSpec, int
 
 
 def prose(data: Path, work: Path) -> tuple[LanguageRecipe, ModelSpec, ModelSpec, int, str]:
-    """The same."""
+    """The same for prose."""
     for split, count in CHARACTERS.items():
         with (data / f"{split}.txt").open(encoding="utf-8") as text:
             write_atomically(work / "text" / f"{split}.txt", text.read(count))
@@ -184,7 +185,7 @@ class Experiment:
         }
 
     def samples(self, part: str) -> int:
-        """Images, or tokens: what the multiply-accumulates of a model are counted for."""
+        """How many images or tokens a part trains on, for each of which a model's multiply-accumulates are counted."""
         length = self.length(part)
         if "epoch_updates" in length:
             return length["epoch_updates"] * self.recipe.batch_size * self.recipe.seq_len

@@ -3,7 +3,7 @@
     python benchmarks/grow_starts.py [--out results/benchmarks/grow_starts.json]
 
 A ViT of 24 channels is trained on scikit-learn's digits with noise, grown in each way to 34 channels, and trained on
-with the same batches. The loss is that of images that were not trained on; differences from ``stepsnet.grow`` are
+with the same batches. The loss is measured on images that were not trained on; differences from ``stepsnet.grow`` are
 paired over four seeds. Ends in one JSON line.
 """
 
@@ -41,7 +41,7 @@ def noisy(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def train(model: nn.Module, data: tuple[Tensor, Tensor, Tensor], seed: int, updates: int) -> float:
-    """The loss on the images that are not trained on, after so many updates."""
+    """Train for ``updates`` updates; returns the loss on the images that are not trained on."""
     images, labels, order = data
     generator, train_split, other = torch.Generator().manual_seed(seed), order[:1200], order[1200:]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05)
@@ -70,7 +70,7 @@ def scaled_embeddings(model: Any, factor: float) -> None:
 
 @torch.no_grad()
 def norm_of_zeros(model: Any) -> None:
-    """As with a tied head: its new columns are drawn, and the last norm's new weights are zeros."""
+    """As with a tied head: its new columns are drawn at random, and the last norm's new weights are zeros."""
     model.head.weight[:, OLD:].normal_(std=0.02)
     model.fc_norm.parts[1].weight.zero_()
 

@@ -3,11 +3,11 @@
     python benchmarks/language.py [--depths 6 12 24] [--width 128] [--out results/benchmarks/language.json]
     python benchmarks/language.py --paper 30M 44M [--threads 1] [--out results/benchmarks/language_paper.json]
 
-For each depth of the baseline, the StepsNet that the half-compute rule makes of it. Both take turns, update by
-update and text by text, so that noise hits both alike; ratios are of neighbours. A third model has the
-StepsNet's depth at one width and about its parameters: it shows what depth alone costs. With ``--paper``, the models
-of Table 4 instead. With one thread, the time is the processor's, which other programs on the machine disturb less than
-the clock's. Ends in one JSON line.
+For each depth, a baseline and the StepsNet that the half-compute rule makes of it. They take turns, update by update
+and text by text, so that noise hits both alike; ratios are between neighbouring measurements. A third model has the
+StepsNet's depth at one width and about as many parameters: it shows what depth alone costs. With ``--paper``, the
+models of Table 4 are measured instead. With one thread, times are processor time, which other programs on the machine
+disturb less than wall-clock time. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def models_of(width: int, depth: int) -> dict[str, torch.nn.Module]:
 def models_of_paper(size: str) -> dict[str, torch.nn.Module]:
     rows = {candidate.name: candidate.spec for candidate in find_candidates(["table:4"])}
     baseline = f"Transformer {size}"
-    after = list(rows)[list(rows).index(baseline) + 1]  # the StepsNet of the same size, whose name may round otherwise
+    after = list(rows)[list(rows).index(baseline) + 1]  # the StepsNet of this size, which its name may round otherwise
     return {"baseline": build_model(rows[baseline]), "StepsNet": build_model(rows[after])}
 
 

@@ -1,7 +1,7 @@
 """What logistic regression reaches on the pixels of scikit-learn's handwritten digits, as a scale for every network.
 
 The split is that of ``data: digits``: a fifth for validation, stratified by class, with seed 0. The grey values are
-divided by 16, and scikit-learn's settings are left as they are, but for the number of iterations.
+divided by 16, and scikit-learn's defaults are kept, except for the number of iterations.
 
     python benchmarks/logistic_regression.py [--out results/benchmarks/logistic_regression.json]
 

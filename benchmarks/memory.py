@@ -3,8 +3,8 @@
     python benchmarks/memory.py results/memory/cpu.json    # writes the file; the last line printed is its JSON
 
 Each case builds the model and AdamW and makes two updates, of one micro-batch or of two accumulated ones.
-The formula is for the accumulated ones; with one it is an upper bound, since gradients come while
-activations go. The images themselves are left out on both sides.
+The formula is for the accumulated ones; with one it is an upper bound, since gradients arrive
+while activations are freed. The images themselves are left out on both sides.
 """
 
 from __future__ import annotations

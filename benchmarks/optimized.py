@@ -2,10 +2,10 @@
 
     python benchmarks/optimized.py [--pairs NAME …] [--kinds inference training] [--amp-dtype bfloat16] [--out FILE]
 
-A pair's two models take turns as built, optimized without compilation (inference only) and optimized with it; ratios
-are of neighbours, outputs are held against the model as built, and the rate of the machine's matrix products is
-measured in the same rounds. With one thread, the time is the processor's, which other programs on the machine disturb
-less than the clock's. Ends in one JSON line.
+The two models of a pair take turns: as built, optimized without compilation (inference only) and optimized with it.
+Ratios are between neighbouring measurements, outputs are compared with those of the model as built, and the rate of the
+machine's matrix products is measured in the same rounds. With one thread, times are processor time, which other
+programs on the machine disturb less than wall-clock time. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAIRS = {
     "widths_small": ("steps_deit_small, multiples of 64", "steps_deit_small_patch16_224"),
     "test": ("test_steps_deit", "test_vit"),
 }
-# in place of the paper's 136 and 272, which are nearest to √2; a block more there for the same MACs
+# in place of the paper's 136 and 272, which are nearest to √2; with one more block of that width for the same MACs
 WIDTHS: dict[str, dict[str, Any]] = {
     "steps_deit_tiny, multiples of 32": {"widths": (96, 128, 192), "depths": (12, 7, 6), "num_heads": (2, 2, 3)},
     "steps_deit_small, multiples of 64": {"widths": (192, 256, 384), "depths": (12, 7, 6), "num_heads": (3, 4, 6)},
@@ -61,7 +61,7 @@ def spec_of(name: str) -> ModelSpec:
 
 @torch.no_grad()
 def make_comparable(model: nn.Module) -> None:
-    """As if trained: a new ResNet ends each branch with a norm of zeros, which would hide what is wrong before it."""
+    """Draw norms as if trained: a new ResNet ends each branch with a norm of zeros, which would hide earlier errors."""
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
             module.weight.uniform_(0.5, 1.5)
@@ -70,7 +70,7 @@ def make_comparable(model: nn.Module) -> None:
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
         if isinstance(module, DropPath):
-            module.drop_prob = 0.0  # what is drawn differs between the settings
+            module.drop_prob = 0.0  # what it draws would differ between the settings
 
 
 def inference(model: nn.Module, x: Tensor, amp_dtype: str) -> Callable[[], Tensor]:
@@ -82,7 +82,7 @@ def inference(model: nn.Module, x: Tensor, amp_dtype: str) -> Callable[[], Tenso
 
 
 def training(model: nn.Module, x: Tensor, amp_dtype: str) -> Callable[[], Tensor]:
-    """Updates; gives the logits."""
+    """A function that makes an update and returns the logits."""
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
     labels = torch.zeros(len(x), dtype=torch.long)
 
@@ -99,7 +99,7 @@ def training(model: nn.Module, x: Tensor, amp_dtype: str) -> Callable[[], Tensor
 
 
 def contenders(name: str, kind: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Callable]]:
-    """Of one model, under each setting: what it is, and its function, which has run twice."""
+    """What one model is and, for each setting, its function, which has run twice."""
     spec = spec_of(name)
     torch.manual_seed(0)
     model = build_model(spec).eval()

@@ -1,4 +1,4 @@
-"""How a benchmark ends: its numbers and where they come from, as one JSON line, and as a file where one is named."""
+"""How a benchmark ends: its numbers and where they come from, as one JSON line, and in a file if one is named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["conclude", "record", "rounded_quartiles"]
 
 
 def rounded_quartiles(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
-    """Median and quartiles: on a shared machine a mean tells of the neighbours."""
+    """Median and quartiles: on a shared machine, a mean would tell of its other users."""
     found = quartiles(values)
     return {
         "median": round(found["median"], digits),

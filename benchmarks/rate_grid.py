@@ -8,7 +8,7 @@ __all__ = ["best_rate"]
 
 
 def best_rate(score: Callable[[float], float], rates: Sequence[float], most: int) -> tuple[float, dict[float, float]]:
-    """The rate with the highest score, and the scores of all that were tried, at most ``most`` or the grid."""
+    """The rate with the highest score, and the scores of all rates tried: at most ``most``, or the grid if larger."""
     scores: dict[float, float] = {}
     wanted = set(rates)
     while wanted:

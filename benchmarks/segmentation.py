@@ -2,9 +2,9 @@
 
     python benchmarks/segmentation.py [--recipe camvid/tiny] [--out results/benchmarks/segmentation.json]
 
-The recipe's model and its baseline, and timm's own Swin of the baseline's sizes where the baseline is a Steps-Swin of
-one step a stage. Crops are the recipe's, of noise. In each round every model has its turn, from another one on, so
-that noise hits all alike; ratios are of the same round. Ends in one JSON line.
+Measures the recipe's model, its baseline and, if the baseline is a Steps-Swin of one step per stage, timm's own Swin of
+the same sizes. Crops have the recipe's size and are noise. In each round every model has its turn, starting with
+another one, so that noise hits all alike; ratios are within a round. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stepsnet.recipes import find_recipe
 
 
 def on_timms_swin(spec: ModelSpec) -> ModelSpec | None:
-    """The same UPerNet on timm's Swin; None where it stands on one already."""
+    """The same UPerNet on timm's Swin; None if it stands on one already."""
     backbone, given = spec.args["backbone"], dict(spec.args["backbone_args"])
     if not backbone.startswith("steps_"):
         return None

@@ -3,7 +3,7 @@
     python benchmarks/start.py [--recipe NAME --data …] [--out results/benchmarks/start.json]
     python benchmarks/start.py --imports [--out results/benchmarks/imports.json]
 
-Beside it, in turn, a bare `import torch, timm`, which no software on them can be quicker than. Ends in one JSON line.
+In turn with it, a bare `import torch, timm` is timed: no software built on these can be quicker. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RUNS = 5
 
 
 def first_update(recipe: str, data: str | None) -> float:
-    """Until the run's first line of metrics, which is written after its first update."""
+    """Seconds until the run's first line of metrics, which is written after its first update."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "run" / "metrics.jsonl"
         command = [sys.executable, "-m", "stepsnet", "train", recipe, "--run", f"{folder}/run", "log_interval=1"]
@@ -48,7 +48,7 @@ def seconds_of(*arguments: str) -> float:
 
 
 def processor_seconds_of(*arguments: str) -> float:
-    """Of a command's own work, without what other programs on the machine take."""
+    """Processor time of a command itself, without that of other programs on the machine."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds_of(*arguments)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -56,7 +56,7 @@ def processor_seconds_of(*arguments: str) -> float:
 
 
 def imports() -> dict[str, Any]:
-    """What the package adds to the import of timm, and what the list of commands takes; both in processor time."""
+    """What the package adds to the import of timm, and what ``stepsnet --help`` takes; both in processor time."""
     timed: dict[str, list[float]] = {"timm": [], "both": [], "help": []}
     for _ in range(RUNS):
         timed["timm"].append(processor_seconds_of("-c", "import timm"))

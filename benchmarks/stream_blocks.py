@@ -2,8 +2,8 @@
 
     python benchmarks/stream_blocks.py [--model NAME] [--batch-size 8] [--out results/benchmarks/stream_blocks.json]
 
-EVA's, BEiT's and transformers' models loop over their blocks, ViT's, Swin's and ConvNeXt's call a container. The blocks
-of one model are run in both ways in turn, forward and backward; activations are predicted. Ends in one JSON line.
+EVA, BEiT and the models of transformers loop over their blocks; ViT, Swin and ConvNeXt call a container. The blocks of
+one model run both ways in turn, forward and backward; the memory of activations is predicted. Ends in one JSON line.
 """
 
 from __future__ import annotations

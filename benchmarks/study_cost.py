@@ -1,9 +1,9 @@
-"""What a declared study would take, estimated from a few updates of each cell's model on one thread.
+"""How long a declared study would take, estimated from a few updates of each cell's model on one thread.
 
     python benchmarks/study_cost.py STUDY [--samples 45000] [--updates 4] [--out FILE]
 
-In processor time, with batches drawn at random: data and evaluation are not counted, nor grids of rates that grow. Of
-variants, each is tuned, and the slowest counts as the one that is chosen.
+Times are processor time, with batches drawn at random: data, evaluation and grids of rates that grow are not counted.
+Each variant is tuned, and the slowest counts as the one that is chosen.
 ``--samples`` is the number of training images, for a study of images. Ends in one JSON line.
 """
 
@@ -28,11 +28,11 @@ from stepsnet.study.declare import find_study
 from stepsnet.study.run_plan import a_final, recipe_of
 from stepsnet.tasks.classification.input_size import input_size
 
-VOCABULARY = 70  # where the data decide it
+VOCABULARY = 70  # if the data decide it
 
 
 def loss_of(recipe: Any) -> tuple[torch.nn.Module, Callable[[], Tensor]]:
-    """A recipe's model, and its loss on one batch."""
+    """A recipe's model, and a function that computes its loss on one batch."""
     args, size = recipe.model.args, recipe.batch_size
     if recipe.task == "language":
         entries = args.get("vocab_size") or VOCABULARY
@@ -46,7 +46,7 @@ def loss_of(recipe: Any) -> tuple[torch.nn.Module, Callable[[], Tensor]]:
 
 
 def seconds_per_update(recipe: Any, updates: int) -> float:
-    """The least of several updates, which is nearest to an idle core."""
+    """The time of the fastest of several updates, which is nearest to that on an idle core."""
     model, loss = loss_of(recipe)
     if recipe.compile:
         compile_blocks(model)
@@ -73,7 +73,7 @@ def main() -> None:
     assert study is not None, options.study
     rows = []
     tuning = study.tuning
-    tuned = len(tuning.rates) * len(tuning.seeds) * tuning.length  # of a variant, in full lengths
+    tuned = len(tuning.rates) * len(tuning.seeds) * tuning.length  # tuning of a variant, in lengths of a final run
     for cell in study.cells:
         contender = study.contender(cell.contender)
         hours, slowest = 0.0, 0.0

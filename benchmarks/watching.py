@@ -22,7 +22,7 @@ from torch import nn
 import stepsnet  # noqa: F401 - registers the models
 from stepsnet.analysis.residual_stream import stream_line
 
-# those of cifar10/deep
+# that of cifar10/deep
 MODEL = {"img_size": 32, "patch_size": 8, "num_classes": 10, "widths": (24, 34, 48), "depths": (53, 27, 16)}
 WARM_UP = 2
 INTERVALS = (25, 50, 100)

@@ -1,4 +1,4 @@
-"""Settings of Sphinx, which builds these pages as a site: ``make docs``."""
+"""Settings of Sphinx; ``make docs`` builds these pages as a site."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def readable(hint: typing.Any) -> str:
 
 
 def plain(value: object) -> object:
-    """As JSON holds it."""
+    """A value as JSON holds it."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 

@@ -1,4 +1,4 @@
-"""Render the tables of README.md and docs/*.md from results/ and from the commands that stand beside them.
+"""Render the tables of README.md and docs/*.md from results/ and from the commands named beside them.
 
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
 
@@ -9,13 +9,13 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     grid FOLDER TABLE              runs of a table of the paper, one row per recipe
     methods FOLDER                 runs of methods for depth, one row per method
     digits                         the deep pair on digits, a wide plain network, and logistic regression
-    study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or a row a contender
+    study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or one row per contender
     study-keys                     the keys of a study's declaration
     stream NAME CELL…              γ by update in the final runs of a study's cells, and their gradients at the end
     verdicts NAME…                 the criteria of declared studies that have a verdict
-    differences NAME LEFT-RIGHT…   paired differences of a study's cells, whether or not a criterion asks for them, and
-                                   LEFT-RIGHT/LEFT-RIGHT, how much the first of two differences is the larger one
-    answers NAME…                  a row a declared study: its question, and what may be said by now
+    differences NAME LEFT-RIGHT…   paired differences of a study's cells, whether or not a criterion asks for them; for
+                                   LEFT-RIGHT/LEFT-RIGHT, how much larger the first of two differences is
+    answers NAME…                  one row per declared study: its question, and what can be said so far
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
@@ -26,7 +26,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     paper-depths                   the accuracies of the paper's Table 5a
 
     python docs/render.py            # rewrite
-    python docs/render.py --check    # exit 1 where a block is out of date
+    python docs/render.py --check    # exit 1 if a block is out of date
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ TABLES = {
 }
 
 
-# drawn anew where a page has changed
+# drawn anew if a page has changed
 FIGURES = {
     "leaderboard": render_runs.study_figure,
     "study": render_runs.study_figure,
@@ -102,7 +102,7 @@ def command_output(arguments: list[str]) -> str:
 
 
 def render(text: str, page: Path) -> str:
-    """Some text of a page with each of its blocks rendered anew."""
+    """The text of a page with each of its blocks rendered anew."""
     figures = os.path.relpath(ROOT / "docs" / "figures", page.parent)
 
     def replace(match: re.Match) -> str:

@@ -99,7 +99,7 @@ def grow_starts_table() -> str:
 
 
 def compress_table() -> str:
-    """A compressed network against the same from random weights, at equal compute."""
+    """A compressed network against the same one trained from random weights, at equal compute."""
     result = read_benchmark("compress")
     macs, updates, teacher = result["macs"], result["updates"], result["teacher"]
     labels = {
@@ -134,7 +134,7 @@ def compress_table() -> str:
 
 
 def language_table(name: str = "language") -> str:
-    """Training, generation and cache of a Steps-Transformer over those of LLaMA."""
+    """A Steps-Transformer's speed in training and generation over LLaMA's, and the cache of each."""
     result = read_benchmark(name)
     headers = ["", "layers", "params", "training speed / baseline", "generation speed / baseline", "cache per token"]
     rows = []
@@ -188,7 +188,7 @@ def scale_table(file: str) -> str:
 
 
 def speed_table(file: str) -> str:
-    """What stepsnet bench wrote: medians with quartiles, and each StepsNet over the baseline of nearest depth."""
+    """What stepsnet bench wrote: medians with quartiles, and each StepsNet over the baseline of the same name."""
     result = json.loads((RESULTS / "speed" / file).read_text(encoding="utf-8"))
     rows = result["rows"]
     kinds = [kind for kind in ("inference", "training") if kind in rows[0]]
@@ -214,7 +214,7 @@ def speed_table(file: str) -> str:
 
 
 def ratio(over: list[float], under: list[float]) -> str:
-    """Of two models' seconds in the same rounds."""
+    """The ratio of two models' seconds in the same rounds."""
     return format_quartiles(quartiles([a / b for a, b in zip(over, under, strict=True)]))
 
 

@@ -21,7 +21,7 @@ def table_of_numbers(headers: list[str], rows: list[list]) -> str:
 
 
 def mean_std(values: list[float], key: str) -> str:
-    """Of a metric: mean ± sample standard deviation with its unit."""
+    """Mean ± sample standard deviation of a metric, with its unit."""
     metric = find_metric(key)
     return format_mean_std(values, metric.spec, metric.unit)
 
@@ -50,7 +50,7 @@ def read_benchmark(name: str) -> dict:
 
 
 def read_study(name: str) -> tuple[Study, dict]:
-    """A declared study and the records of its runs, which are those that it declares."""
+    """A declared study and the records of its runs, checked against its declaration."""
     study = find_study(name)
     assert study is not None, name
     return study, check_results(study, RESULTS / study.folder)

@@ -1,4 +1,4 @@
-"""Tables of training runs: results/FOLDER/*.json, and what ``stepsnet analyze`` printed of them."""
+"""Tables of training runs: results/FOLDER/*.json, and what ``stepsnet analyze`` printed about them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def results_table(folder: str, control: str | None = None, difference_of_control
 
 
 def _shown_metrics(run: dict, found: dict) -> list[str]:
-    """The columns of a run's task."""
+    """The metrics that are columns for a run's task."""
     if "val_perplexity" in found:
         return ["train_loss", "val_loss", "val_perplexity"] + ["val_word_perplexity"] * (run["vocab_size"] > 256)
     if "val_miou" in found:
@@ -104,7 +104,7 @@ SAME = {"depths_0_0_12": "steps_1", "depths_12_6_6": "steps_3", "narrow_to_wide"
 
 
 def grid_table(folder: str, table: str) -> str:
-    """A table of the paper in small: a row a recipe, its paired differences to the first, and the paper's accuracy."""
+    """A table of the paper in small: one row per recipe, paired differences to the first, and the paper's accuracy."""
     runs, printed = runs_of((folder,)), {row["row"]: row["top1"] for row in printed_rows(table)}
     keys = {"training": "train_top1", "training loss": "train_loss", "validation": "val_top1"}
     headers = ["", "widths × blocks", "blocks", "params", "MACs", *keys, *(f"{name}, over the first" for name in keys)]
@@ -145,7 +145,7 @@ def methods_table(folder: str) -> str:
 
 
 def digits_table() -> str:
-    """The deep pair on digits, beside a wide plain network of like compute and logistic regression."""
+    """The deep pair on digits, beside a wide plain network of similar compute and logistic regression."""
     deep = runs_of(("digits-deep",))
     wide = [run for run in runs_of(("digits-ablations",)) if run["recipe"].endswith("/steps_1")]
     simple = json.loads((RESULTS / "benchmarks" / "logistic_regression.json").read_text(encoding="utf-8"))
@@ -214,7 +214,7 @@ def by_seed(runs: list[dict], key: str) -> dict[int, float]:
 
 
 def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> str:
-    """Paired over the seeds that both have."""
+    """The paired difference over the seeds that both have."""
     a, b = by_seed(ours, key), by_seed(theirs, key)
     pairs = [a[seed] - b[seed] for seed in sorted(a) if seed in b]
     return format_mean_std(pairs, f"+{find_metric(key).spec}", std_spec=find_metric(key).spec)
@@ -249,7 +249,7 @@ def _default(field: Any) -> str:
 
 
 def leaderboard_table(name: str) -> str:
-    """A declared study with a row a contender, and its figure once a final run has ended."""
+    """A declared study with one row per contender, and its figure once a final run has ended."""
     study, results = read_study(name)
     if not results:
         designs = "; ".join(contender.label or contender.name for contender in study.contenders)
@@ -310,9 +310,9 @@ def verdicts_table(*names: str) -> str:
 
 def differences_table(name: str, *pairs: str) -> str:
     """Paired differences of a study's cells, whether or not a criterion asks for them: ``LEFT-RIGHT``, or
-    ``LEFT-RIGHT/LEFT-RIGHT`` for how much the first of two differences is the larger one.
+    ``LEFT-RIGHT/LEFT-RIGHT`` for how much larger the first of two differences is.
 
-    Among the pairs may be ``level=0.99``, of the intervals; by default 0.95.
+    ``level=0.99`` among the pairs sets the level of the intervals, which is 0.95 by default.
     """
     study, results = read_study(name)
     metric = find_metric(study.metric)
@@ -341,7 +341,7 @@ def differences_table(name: str, *pairs: str) -> str:
 
 
 def _criterion(pair: str) -> Criterion:
-    """What would ask for the difference of ``LEFT-RIGHT``."""
+    """A criterion that asks for the difference ``LEFT-RIGHT``."""
     left, right = pair.split("-")
     return Criterion(name=f"{left} against {right}", left=left, right=right)
 
@@ -361,7 +361,7 @@ def _paired(study: Study, criterion: Criterion, results: dict) -> tuple[tuple[fl
 
 
 def answers_table(*names: str) -> str:
-    """One row a declared study: what it asks, how many of its runs have ended, and what may be said by now."""
+    """One row per declared study: what it asks, how many of its runs have ended, and what can be said so far."""
     rows = []
     for name in names:
         study, results = read_study(name)

@@ -58,7 +58,7 @@ def pairs_table() -> str:
 
 
 def candidates_table() -> str:
-    """What helps alone, and what does not."""
+    """What helps on its own, and what does not."""
     result = read_benchmark("candidates")
     rows = [
         [row["candidate"], format_quartiles(row["speed_over_without"]), "yes" if row["kept"] else "no"]
@@ -108,7 +108,7 @@ def device_table(name: str) -> str:
 
 
 def device_tests_table(*names: str) -> str:
-    """How the tests on a GPU ended, a row a run of them."""
+    """How the tests on a GPU ended, one row per run of them."""
     rows, notes = [], []
     for number, name in enumerate(names, 1):
         result = read_benchmark(name)
@@ -127,7 +127,7 @@ def _why(outcome: str) -> str:
 
 
 def designs_table(name: str) -> str:
-    """The time of each design of the stream over plain's."""
+    """The time of each design of the stream over that of the plain one."""
     result = read_benchmark(name)
     columns = [key for key in result["rows"][0] if key != "design"]
     rows = []
@@ -143,12 +143,12 @@ def designs_table(name: str) -> str:
 
 
 def measured(pair: dict) -> list[dict]:
-    """The rows of a pair that ended well."""
+    """The rows of a pair's measurements that did not fail."""
     return [row for row in pair["rows"] if "error" not in row]
 
 
 def short(model: str) -> str:
-    """Without what all of its kind have in their names."""
+    """A model's name without its table and the suffix that all models of its kind have."""
     return re.sub(r"(_patch\d+)?(_window7)?_224$", "", model.split("/")[-1])
 
 
@@ -164,7 +164,7 @@ def imports_table() -> str:
 
 
 def bounds_table() -> str:
-    """Shares of time by kind of operator, in the order of the largest."""
+    """Shares of time by kind of operator, the largest first."""
     result = read_benchmark("bounds")
     kinds = sorted(
         {kind for row in result["operators"] for kind in row["shares"]},

@@ -1,4 +1,4 @@
-"""Tables and figures of what studies recorded of the residual stream: Fig. 2 of tuned networks, over their seeds."""
+"""Tables and figures of what studies recorded about the residual stream: Fig. 2 of tuned networks, over their seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepsnet.study.run_plan import a_final, recipe_of
 from stepsnet.study.verdict import finals_of
 from stepsnet.summary_stats import format_mean_std
 
-Curves = dict[int, list[list[float]]]  # by update: of each seed, a value after each block
+Curves = dict[int, list[list[float]]]  # by update: for each seed, a value after each block
 
 
 def stream_table(name: str, *cells: str) -> str:
@@ -25,7 +25,7 @@ def stream_table(name: str, *cells: str) -> str:
         gamma, gradient = _recorded(finals, "gamma"), _recorded(finals, "gradient")
         at_end = [of_seed[0] / of_seed[-1] for of_seed in gradient[max(gradient)]]
         widths = recipe_of(study, a_final(study, study.cell(cell, "stream"), "")).model.args["widths"]
-        per_channel = [ratio * (widths[-1] / widths[0]) ** 0.5 for ratio in at_end]  # they are over what a block reads
+        per_channel = [ratio * (widths[-1] / widths[0]) ** 0.5 for ratio in at_end]  # norms over what a block reads
         gradients = [format_mean_std(ratios, ".1f") for ratios in (at_end, per_channel)]
         after_last = [format_mean_std([of_seed[-1] for of_seed in of_seeds], ".2f") for of_seeds in gamma.values()]
         rows.append([_label(study, cell), str(len(finals)), *after_last, *gradients])
@@ -35,9 +35,9 @@ def stream_table(name: str, *cells: str) -> str:
 
 
 def stream_figure(name: str, *cells: str) -> None:
-    """γ after each block, a panel a cell and a curve an update, as in Fig. 2; bands reach over the seeds.
+    """Draw γ after each block, one panel per cell and one curve per update, as in Fig. 2; bands span the seeds.
 
-    Dotted is γ of the part that is read, where that is less than the whole stream.
+    Dotted curves are γ of the part that is read, if that is less than the whole stream.
     """
     study, results = read_study(name)
     with in_style():
@@ -71,7 +71,7 @@ def _measured(study: Study, cell: str, results) -> dict:
 
 
 def _recorded(finals, quantity: str) -> Curves:
-    """Where all of the final runs have been measured."""
+    """A quantity at the updates at which all of the final runs have been measured."""
     of_runs = [{line["step"]: line[quantity] for line in record["stream"]} for record in finals.values()]
     return {update: [run[update] for run in of_runs] for update in sorted(set.intersection(*map(set, of_runs)))}
 

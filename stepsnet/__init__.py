@@ -1,8 +1,8 @@
 """Step by Step Network: very deep residual networks in steps of increasing width.
 
-Importing this package registers the vision models with timm and the language model with transformers' Auto
-classes. It does so when these are imported (at once, if they are already), and torch is loaded with the first
-name that needs it, so that the command line answers quickly.
+Importing this package registers the vision models with timm, and the language model with transformers' Auto
+classes, as soon as those libraries are imported (at once if they already are). torch is loaded with the first name
+that needs it, so that the command line answers quickly.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def _register_vision(timm) -> None:
 
 
 def _register_language(auto) -> None:
-    """Where AutoConfig is asked for a type: transformers' modules import each other, and half of one is of no use.
+    """Register when AutoConfig is first used: transformers' modules import each other, and half of one is of no use.
 
-    A transformers that is older than the extra asks for stays as it is.
+    A transformers older than the one that the extra asks for is left alone.
     """
     import re
 

@@ -40,15 +40,17 @@ def train(
 
     Args:
         recipe: a name that ``stepsnet recipes`` lists, a YAML file, or a recipe.
-        folder: of the run; by default ``runs/`` and the recipe's name, or that of a run whose ``config.yaml`` goes on.
-        resume: True: go on with the run in this folder; one that has ended is left as it is. "auto": where there is
-            none, start one, so that a cell of a notebook can be run again.
-        **changes: to the recipe's fields, such as ``epochs=2`` or ``data="folder:PATH"``. A mapping changes what it
-            names and leaves the rest, as in ``model={"args": {"depths": (2, 1, 1)}}``; a key with dots does the same:
-            ``**{"model.args.depths": (2, 1, 1)}``. A ``ModelSpec`` replaces the model as a whole.
+        folder: the folder of the run; by default ``runs/`` and the recipe's name or, if the recipe is the
+            ``config.yaml`` of a run that is resumed, the folder of that run.
+        resume: True resumes the run in this folder, and leaves one that has ended as it is. "auto" also starts a run
+            if there is none, so that a cell of a notebook can be run again.
+        **changes: new values of the recipe's fields, such as ``epochs=2`` or ``data="folder:PATH"``. A mapping changes
+            what it names and leaves the rest, as in ``model={"args": {"depths": (2, 1, 1)}}``; a key with dots does
+            the same: ``**{"model.args.depths": (2, 1, 1)}``. A ``ModelSpec`` replaces the whole model.
 
     Raises:
-        UserError: bad input, in one line. KeyboardInterrupt: an interrupt, after a checkpoint.
+        UserError: bad input, in one line.
+        KeyboardInterrupt: an interrupt, after a checkpoint.
     """
     changed, folder = _recipe_and_folder(recipe, folder, changes, resume)
     with (
@@ -71,17 +73,18 @@ def compare(
 ) -> Comparison:
     """Train a recipe's model and its baseline with the same settings and seeds, as ``stepsnet compare`` does.
 
-    The runs are processes of their own: what a notebook registers is not known there, and has to be in a module that
-    the recipe's ``import`` names.
+    Each run is a process of its own, which does not know what a notebook has registered: that has to be in a module
+    that the recipe's ``import`` names.
 
     Args:
-        seeds: a pair of runs for each; by default the recipe's.
-        jobs: runs at once, which share the cores.
+        seeds: a pair of runs is trained for each of them; by default the recipe's seed.
+        jobs: the number of runs at once, which share the cores.
 
     The other arguments are those of :func:`train`.
 
     Raises:
-        UserError: bad input, or a run failed. KeyboardInterrupt: an interrupt, after a checkpoint of each run.
+        UserError: bad input, or a run failed.
+        KeyboardInterrupt: an interrupt, after a checkpoint of each run.
     """
     changed, folder = _recipe_and_folder(recipe, folder, changes, resume)
     if seeds is not None and (isinstance(seeds, (str, bytes)) or not isinstance(seeds, Sequence)):
@@ -92,14 +95,15 @@ def compare(
 
 
 def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Comparison:
-    """Go on with a run or a comparison from its folder alone, as ``stepsnet resume`` does.
+    """Resume a run or a comparison from its folder alone, as ``stepsnet resume`` does.
 
     Args:
-        jobs: runs of a comparison at once.
-        **changes: ``epochs`` for a longer training; also ``device``, ``workers`` and the like.
+        jobs: the number of runs of a comparison at once.
+        **changes: ``epochs`` to train for longer; also ``device``, ``workers`` and the like.
 
     Raises:
-        UserError: there is nothing to resume, or a change that a run does not go on with. KeyboardInterrupt: as above.
+        UserError: there is nothing to resume, or a run cannot be resumed with such a change.
+        KeyboardInterrupt: as for :func:`train`.
     """
     folder = _path(folder)
     kind = kind_of(folder)
@@ -131,7 +135,7 @@ def load(folder: str | Path) -> Run | Comparison:
 
 
 def _path(folder: Any) -> Path:
-    """Raises UserError for what is no name of a folder."""
+    """The folder as a path. Raises UserError for anything that is not the name of a folder."""
     if not isinstance(folder, (str, Path)) or "\0" in str(folder):
         raise UserError(f"folder: got {folder!r}, expected the name of a folder")
     return Path(folder)
@@ -159,7 +163,7 @@ def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Pa
 
 
 def _given(changes: Mapping[str, Any]) -> list[str]:
-    """The keys whose values are the caller's: of what a mapping changes, the rest is as a file has it."""
+    """The keys whose values the caller has given: within a mapping, only those that it names."""
     return [key for key, value in _flat(changes) if not isinstance(value, Mapping)]
 
 

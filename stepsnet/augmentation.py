@@ -1,4 +1,4 @@
-"""The settings of augmentation of each task that reads images, and the types that settings share.
+"""The augmentation settings of each task that reads images, and the types that settings share.
 
 As in config.py, which has all other settings, each field declares its type, bounds and meaning.
 """
@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
-    """timm's augmentation, by timm's names. What is not named is off; the paper's: recipes/imagenet.py."""
+    """timm's augmentation, under timm's names. What is not named is off; the paper's is in recipes/imagenet.py."""
 
     scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = Field(
         default=(1.0, 1.0), description="share of the image that a crop covers; 1, 1: the largest square in its middle"
@@ -84,7 +84,7 @@ class DetectionAugment:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SegmentationAugment:
-    """What crops of an image and its labels undergo. What is not named is off; Swin's is in recipes/ade20k.py."""
+    """What is done to crops of an image and its labels. What is not named is off; Swin's is in recipes/ade20k.py."""
 
     scale_range: tuple[Factor, Factor] = Field(default=(1.0, 1.0), description="factors of the recipe's scale")
     max_class_share: Share = Field(default=1.0, description="of a crop's labelled pixels, if one of ten tries has less")

@@ -36,31 +36,33 @@ from .user_modules import import_user_modules
 
 __all__ = ["Candidate", "bench", "find_candidates", "keep_bench", "render_bench", "write_bench"]
 
-TOKENS = 128  # of a language model's samples, where it has positions for so many
+TOKENS = 128  # in a sample for a language model, if it has positions for that many
 
 
 @dataclass(frozen=True)
 class Candidate:
     name: str
-    curve: str  # the curve that it is a point of, in figures
+    curve: str  # the curve on which it is a point, in figures
     spec: ModelSpec
     accuracy: float | None = None  # %
     accuracy_of: str = ""
-    side: int | None = None  # of its images in pixels, where its arguments do not say it
+    side: int | None = None  # of its images in pixels, if its arguments do not give it
 
     @property
     def of_inputs(self) -> ModelSpec:
-        """The spec with the size of its inputs, which only some models are built for."""
+        """The spec with the size of its inputs, an argument that only some models are built with."""
         sized = {} if self.side is None else {"img_size": self.side}
         return ModelSpec(self.spec.name, {**sized, **self.spec.args})
 
 
 def find_candidates(names: Sequence[str]) -> list[Candidate]:
-    """Models by name, the rows of the paper's tables as ``table:5b``, and runs by their folder or ``summary.json``.
+    """Find models by name, the rows of the paper's tables as ``table:5b``, and runs by folder or ``summary.json``.
+
+    A name that is neither a table's nor a run's is taken for that of a model, and looked up when the model is built.
 
     Raises:
-        UserError: a name that is none of these, a run without a summary, a name twice, or a run's model that is
-            fetched from the network and has not been asked for.
+        UserError: an unknown table, a run without a summary, the same name twice, or a run whose model is fetched from
+            the network and has not been asked for.
     """
     found: list[Candidate] = []
     for text in names:
@@ -102,7 +104,7 @@ def _of_run(path: Path) -> Candidate:
 
 
 def _side_of_run(summary: dict[str, Any], file: Path) -> int | None:
-    """The side of a run's images, where its recipe is there; the modules that register its model are imported."""
+    """The side of a run's images, if its recipe is there to say it; imports the modules that register its model."""
     if has_begun(file.parent):
         recipe: Any = read_run_recipe(file.parent)
         side = getattr(recipe, "crop_size", getattr(recipe, "img_size", None))
@@ -133,17 +135,17 @@ def bench(
     """Measure speed and memory.
 
     Args:
-        memory_batches: the two batch sizes between which memory a sample is taken; None leaves memory out.
-        runtimes: "torch", "onnxruntime" and "openvino", each a row of its own. With another than torch, inference
-            alone is measured, without memory.
-        keep: called with what there is so far once the speed is measured, and after the memory of each model.
+        memory_batches: the two batch sizes whose difference gives the memory per sample; None leaves memory out.
+        runtimes: "torch", "onnxruntime" and "openvino", each in a row of its own. With any other than torch, only
+            inference is measured, and no memory.
+        keep: called with the results so far once the speed has been measured, and after the memory of each model.
 
     Returns:
-        What ``speed.json`` holds: settings, where it was measured, and a row a model: samples/s of inference and
-        training, latency in ms, bytes; medians and quartiles over the rounds, and the seconds of each round.
+        The content of ``speed.json``: settings, what was measured on, and a row for each model: samples/s of inference
+        and training, latency in ms, bytes; medians and quartiles over the rounds, and the seconds of each round.
 
     Raises:
-        UserError: a number out of range, a model that cannot be built, or what does not fit into memory.
+        UserError: a number is out of range, a model cannot be built, or something does not fit into memory.
     """
     for name, value in (("batch-size", batch_size), ("rounds", rounds)):
         if value < 1:
@@ -193,22 +195,22 @@ def _sample_and_counts(spec: ModelSpec, model: Any) -> tuple[dict[str, Any], dic
     if is_of_transformers(model):
         tokens = min(TOKENS, context_of(model) or TOKENS)
         of_token = count_language_model(model, tokens)
-        counts = vars(of_token) | {"macs": tokens * of_token.macs}  # of a sample, as its speed is
+        counts = vars(of_token) | {"macs": tokens * of_token.macs}  # per sample, as the speed is
         return {"shape": (tokens,), "vocabulary": model.config.vocab_size}, counts
     shape = input_size_of(spec, model)
     return {"shape": shape}, vars(count_complexity(model, shape))
 
 
 def _optimized(model: Any, device: torch.device, train: bool) -> Any:
-    """A copy of the model, optimized for inference; to be trained, the model itself is."""
+    """A copy of the model, optimized for inference; with ``train``, the model itself is optimized for training."""
     of_inference = optimize(copy.deepcopy(model).to(device), "inference")
     if train:
-        optimize(model.to(device), "training")  # where it is decides how
+        optimize(model.to(device), "training")  # its device decides how
     return of_inference
 
 
 def _speed(seconds: Mapping[str, Sequence[float]], batch_size: int) -> dict[str, Any]:
-    """Of one model, from the seconds of each round."""
+    """The speed of one model, from the seconds of each round."""
     speed: dict[str, Any] = {"latency_ms": quartiles([1000 * value for value in seconds["latency"]])}
     for kind in ("inference", "training"):
         if kind in seconds:
@@ -217,7 +219,7 @@ def _speed(seconds: Mapping[str, Sequence[float]], batch_size: int) -> dict[str,
 
 
 def _other_runtimes(runtimes: Sequence[str], device: Any, amp_dtype: str) -> list[str]:
-    """Those besides torch. Raises UserError for one that is unknown, given twice, or not to be had here."""
+    """The runtimes besides torch. Raises UserError for one that is unknown, given twice, or unavailable here."""
     if twice := next((name for name in runtimes if list(runtimes).count(name) > 1), None):
         raise UserError(f"--runtime: got {twice} twice, expected each runtime once")
     others = [name for name in runtimes if name != "torch"]
@@ -227,7 +229,7 @@ def _other_runtimes(runtimes: Sequence[str], device: Any, amp_dtype: str) -> lis
 
 
 def keep_bench(out: Path, result: dict[str, Any]) -> None:
-    """Write what has been measured by now: the next model may not fit into memory. Figures of other numbers go."""
+    """Write what has been measured so far, since the next model may not fit into memory, and remove older figures."""
     for name in FILES:
         (out / name).unlink(missing_ok=True)
     write_atomically(out / "speed.json", dump_json(result, indent=1) + "\n")
@@ -240,7 +242,7 @@ def write_bench(result: dict[str, Any], out: Path) -> None:
 
 
 def render_bench(result: dict[str, Any]) -> str:
-    """As a Markdown table: medians, and the first and third quartile behind them."""
+    """Return a Markdown table of medians, each followed by the first and third quartile."""
     rows = result["rows"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "blocks": lambda row: str(row["blocks"] or "—"),
@@ -250,7 +252,7 @@ def render_bench(result: dict[str, Any]) -> str:
     if "training" in rows[0]:
         columns["training /s"] = lambda row: format_quartiles(row["training"], None)
     columns["latency (ms)"] = lambda row: format_quartiles(row["latency_ms"], None)
-    for kind in rows[0].get("memory", {}):  # of the first models alone, where it did not suffice for the next
+    for kind in rows[0].get("memory", {}):  # if memory ran out, only the first models have it
         columns[f"{kind} MiB per sample"] = partial(_memory, kind)
     cells = [[row["model"], *(show(row) for show in columns.values())] for row in rows]
     return markdown_table(["model", *columns], cells, "l" + "r" * len(columns))

@@ -21,12 +21,12 @@ __all__ = ["cache_folder", "cached_json", "locked_entry", "say_damaged"]
 
 
 def cache_folder() -> Path:
-    """Where files computed once per data set are kept: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``.
+    """The folder of files that are computed once per data set: ``STEPSNET_CACHE``, or else ``~/.cache/stepsnet``.
 
-    A user without a home, as in some containers, has one of their own among the temporary files.
+    A user without a home directory, as in some containers, gets one of their own among the temporary files.
 
     Raises:
-        UserError: that one belongs to somebody else.
+        UserError: that temporary folder belongs to somebody else.
     """
     if named := os.environ.get("STEPSNET_CACHE"):
         return Path(named)
@@ -41,15 +41,15 @@ def cache_folder() -> Path:
 
 
 def cached_json(name: str, compute: Callable[[], Any]) -> Any:
-    """What ``compute`` returns, as JSON reads it back. It is called once; a second process waits for the first.
+    """Return what ``compute`` returns, as JSON reads it back. It is called once; a second process waits for the first.
 
-    An entry that is damaged is computed again, and a line says so. A cache that is filled may be read-only.
+    A damaged entry is computed again, and a line says so. A cache that already has its entries may be read-only.
 
     Args:
-        name: of the file in :func:`cache_folder`.
+        name: the name of the file in :func:`cache_folder`.
 
     Raises:
-        UserError: the folder cannot be written, or what ``compute`` raises; then nothing is cached.
+        UserError: the folder cannot be written. What ``compute`` raises is passed on; then nothing is cached.
     """
     path = cache_folder() / name
     found = _read_entry(path)
@@ -72,7 +72,7 @@ def locked_entry(path: Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # soft: a file in the place of a lock, which a process that is killed leaves behind for good
+        # a soft lock would be a mere file, which a killed process leaves behind for good
         lock = FileLock(f"{path}.lock", fallback_to_soft=False)
         lock.acquire()
     except OSError as error:
@@ -85,13 +85,13 @@ def locked_entry(path: Path) -> Iterator[None]:
 
 
 def say_damaged(entry: Path) -> None:
-    """A line on stderr where an entry of the cache that cannot be used is there."""
+    """Say on stderr that an entry of the cache cannot be used, if there is one."""
     if entry.exists():
         say(f"stepsnet: the cache entry {entry} is damaged or of an earlier version, it is made again", error=True)
 
 
 def _read_entry(path: Path) -> str | None:
-    """The JSON of an entry, whose first line is its checksum; None where there is none, or none that is whole."""
+    """The JSON of an entry, whose first line is its checksum; None if the entry is missing or damaged."""
     try:
         checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
     except (OSError, ValueError):

@@ -1,11 +1,11 @@
 """Weights and checkpoints on the disk: reading them, and detecting damaged ones.
 
-A checkpoint is a folder ``step-00001234``. Of one process, or of DDP, it holds ``model.safetensors`` (weights
-and buffers), ``averages.safetensors`` where weights are averaged, and ``state.pt`` (optimizer by parameter
-name and position, loadable with ``weights_only=True``). Of FSDP, ``shards/`` holds the tensors as
+A checkpoint is a folder ``step-00001234``. With a single process or DDP, it holds ``model.safetensors`` (weights
+and buffers), ``averages.safetensors`` if weights are averaged, and ``state.pt`` (the optimizer, by parameter name,
+and the position; loadable with ``weights_only=True``). With FSDP, ``shards/`` holds the tensors as
 torch.distributed.checkpoint writes them, each rank its own, and ``state.pt`` the rest. ``SHA256SUMS`` guards
-every file; it is written last, so a folder of which it is true is whole, also under the temporary name
-``.step-00001234`` of a process that was killed before it could rename it. engine/train_state.py writes them.
+every file. It is written last, so a folder that matches it is complete, even under the temporary name
+``.step-00001234``, which stays if the process is killed before the rename. engine/train_state.py writes them.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ class Checkpoint:
     state: dict[str, Any]
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights to evaluate: the averages, where there are any."""
+        """The weights to evaluate: the averages, if there are any."""
         if (self.path / SHARDS).is_dir():
             return _gathered(self.path / SHARDS)
         averages = self.path / "averages.safetensors"
         return load_weights(averages if averages.exists() else self.path / "model.safetensors")
 
     def check_data(self, now: Mapping[str, int]) -> None:
-        """Raises UserError where data with these counts are not the checkpoint's."""
+        """Raises UserError if the checkpoint is of data with other counts than these."""
         if now != (before := self.state["data"]):
             got, expected = (", ".join(f"{name} {count}" for name, count in of.items()) for of in (now, before))
             raise UserError(f"--resume: the data have {got}; expected those that the run began with: {expected}")
 
 
 def latest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """The latest valid checkpoint (or that of one step), and a line for each that was skipped.
+    """The latest valid checkpoint (or the one at a given step), and a line for each that was skipped.
 
     Raises:
-        UserError: there are some and none is valid.
+        UserError: there are checkpoints, but none is valid.
     """
     skipped: list[str] = []
     for path in checkpoint_folders(folder):
@@ -101,10 +101,10 @@ def valid_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights into a model without wrappers. Of tied weights, one is enough.
+    """Load weights into a model without wrappers. Of tied weights, those under the first name are enough.
 
     Raises:
-        UserError: with the first tensors that differ.
+        UserError: the weights do not fit the model; the message names the first tensors that differ.
     """
     weights = retied(model, weights)
     check_fit(model, weights)
@@ -112,7 +112,7 @@ def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
 
 def save_weights(path: str | Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a file of weights that others may read where the umask lets them.
+    """Write a file of weights that others may read if the umask lets them.
 
     Raises:
         OSError, safetensors.SafetensorError: it cannot be written.
@@ -121,11 +121,11 @@ def save_weights(path: str | Path, weights: Mapping[str, Tensor]) -> None:
     path.touch()
     mode = path.stat().st_mode & 0o777
     safetensors.torch.save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path)
-    path.chmod(mode)  # safetensors puts a file of its own there, which nobody else may read
+    path.chmod(mode)  # safetensors puts a new file there, which nobody else may read
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> str:
-    """Replace a file of weights as a whole; returns its SHA-256. Raises UserError where it cannot be written."""
+    """Replace a file of weights as a whole and return its SHA-256. Raises UserError if it cannot be written."""
     with replacing(path) as temporary:
         try:
             save_weights(temporary, weights)
@@ -135,10 +135,10 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> str:
 
 
 def load_weights(path: Path) -> dict[str, Any]:
-    """Weights from a safetensors file.
+    """Load weights from a safetensors file.
 
     Raises:
-        UserError: the file is missing or no safetensors file.
+        UserError: the file is missing or is not a safetensors file.
     """
     try:
         return safetensors.torch.load_file(path)
@@ -150,7 +150,7 @@ def load_weights(path: Path) -> dict[str, Any]:
 
 def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Raises UserError with the first tensors that differ; ``load_state_dict`` would list all of them."""
-    own: dict[str, Any] = get_model_state_dict(model)  # by the names without what is put around the model
+    own: dict[str, Any] = get_model_state_dict(model)  # by their names without the model's wrappers
     expected = {name: tuple(tensor.shape) for name, tensor in own.items()}
     got = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     differing = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
@@ -160,14 +160,14 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _ties(model: nn.Module) -> dict[str, str]:
-    """Tied weights: each further name of a parameter, or of a buffer, -> its first name."""
+    """Tied weights: each additional name of a parameter or a buffer -> its first name."""
     first: dict[int, str] = {}
     every = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {name: first[id(p)] for name, p in every if first.setdefault(id(p), name) != name}
 
 
 def untied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the further names of tied weights: safetensors refuses them, and an embedding is large."""
+    """The weights without the additional names of tied ones: safetensors refuses them, and an embedding is large."""
     ties = _ties(model)
     return {name: tensor for name, tensor in weights.items() if name not in ties}
 

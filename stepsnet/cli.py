@@ -1,4 +1,4 @@
-"""The command line: verbs to functions, and nothing else. Each verb is a file of commands/."""
+"""The command line, which maps verbs to functions and does nothing else. Each verb is a file in commands/."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ SHELLS = ("bash", "zsh", "fish")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (errors.py lists them)."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its word on a home that it cannot write to
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would warn about a home that it cannot write to
     given = list(sys.argv[1:] if arguments is None else arguments)
     return exit_status(lambda: _run(given), "--debug" in given)
 
 
 def _run(given: list[str]) -> None:
     parser = _parser()
-    if not given:  # as of git, click and clap: the help, but a script that has lost its verb has failed
+    if not given:  # as in git, click and clap: the help, but a failure, for a script that has lost its verb
         say(parser.format_help(), error=True, end="")
         raise SystemExit(2)
     if not given[0].startswith("-") and given[0] not in VERBS:
         raise UserError(f"got {given[0]!r}, expected a verb that `stepsnet --help` lists{nearest(given[0], VERBS)}")
     options, rest = parser.parse_known_args(given)
-    if rest and given[0] in VERBS:  # argparse takes no positional arguments behind an option's unless told so
+    if rest and given[0] in VERBS:  # argparse takes no positional arguments after an option's unless told to
         options, rest = options.parser.parse_known_intermixed_args(given[1:])
     if rest:
         rest = [argument for argument in rest if argument.startswith("-")] or rest  # the others may be its values
@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """argparse passes over what cannot be written."""
+        """Raise OutputLost if standard output cannot be written; argparse's own method would ignore that."""
         say(message, error=file is not sys.stdout, end="")
 
 

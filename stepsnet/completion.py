@@ -12,13 +12,13 @@ _RECIPES = ("recipe", "patterns")
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script, which holds the names of today's recipes: completing runs no program."""
+    """Return the script. It holds the names of today's recipes, so that completing runs no program."""
     import shtab
 
     from .recipes import RECIPES
     from .study.declare import studies
 
-    # one name a line is what each of the shells splits
+    # each of the shells splits what has one name per line
     recipes = shtab.cmd(shlex.join(["printf", "%s\\n", *RECIPES]))
     recipes_or_studies = shtab.cmd(shlex.join(["printf", "%s\\n", *RECIPES, *studies()]))
     for verb, sub in _verbs(parser).items():

@@ -51,9 +51,9 @@ __all__ = [
     "DenseRecipe",
 ]
 
-_OWN_OF_ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}  # what it has where a recipe gives null
+_OWN_OF_ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}  # what AdamW uses if a recipe gives null
 
-_MOST_WINDOWS = 4096  # in which one image is evaluated
+_MOST_WINDOWS = 4096  # the most in which one image may be evaluated
 
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _as_names(given))]  # a single one, or a list
 
@@ -144,14 +144,14 @@ class TrainingSettings:
             object.__setattr__(self, name, None)
 
     def epochs_at(self, step: int) -> int:
-        """The length that the schedule has at an update: ``epochs``, or one of ``earlier_epochs``."""
+        """The length in epochs that the schedule has at an update: ``epochs``, or one of ``earlier_epochs``."""
         earlier = (epochs for until, epochs in sorted(self.earlier_epochs) if step < until)
         return next(earlier, self.epochs)
 
 
-# Fields that may change when a run is resumed, on another machine say: they change a result by its rounding, if at
-# all, and by what each rank and part of a batch has for itself: dropout, Mixup's pairs, statistics of batch norms, and
-# the mean over what counts in it, such as the labelled pixels of a segmenter's crops.
+# Fields that may change when a run is resumed, say on another machine. If they change a result at all, it is by
+# rounding, and by what each rank and each part of a batch has for itself: dropout, Mixup's pairs, statistics of batch
+# norms, and the mean over whatever counts in it, such as the labelled pixels of a segmenter's crops.
 MAY_CHANGE_ON_RESUME = {
     "device",
     "threads",
@@ -210,15 +210,15 @@ class Recipe(TrainingSettings):
         default=None, description="folder in which these are looked up too; null: that of the recipe's file"
     )
     predicts_from: ClassVar[Literal["files", "prompt"]] = "files"
-    scores: ClassVar[tuple[str, ...]] = ()  # what its runs are scored by, first that of training batches, if any
+    scores: ClassVar[tuple[str, ...]] = ()  # the metrics of its runs, if known; training batches have the first one
     left_open: ClassVar[Mapping[str, Any]] = {}  # fields that the data may decide, with the value that leaves them open
 
     def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
-        """What a run holds at once as far as the recipe tells: the keys that decide it, samples, numbers in each."""
+        """What a run holds at once, by the recipe alone: the keys that decide it, samples, and numbers in each."""
         return []
 
     def of_baseline(self) -> Recipe:
-        """The same recipe with the baseline as its model. Raises UserError where there is none."""
+        """The same recipe with the baseline as its model. Raises UserError if there is none."""
         if self.baseline is None:
             raise UserError(f"recipe: {self.name} has no baseline, expected one to compare with")
         return dataclasses.replace(self, model=self.baseline)
@@ -294,7 +294,7 @@ class LanguageRecipe(Recipe):
 
     def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
         vocabulary = self.model.args.get("vocab_size", 1)
-        if not isinstance(vocabulary, int):  # which the model's constructor refuses
+        if not isinstance(vocabulary, int):  # the model's constructor refuses it
             return []
         return [("seq_len and batch_size", micro_batch, self.seq_len * vocabulary)]
 
@@ -341,7 +341,7 @@ class DetectionRecipe(DenseRecipe):
         shorter, longer = self.model.args.get("size", 800), self.model.args.get("max_size", 1333)
         if self.augment and self.augment.sizes:
             shorter, longer = max(self.augment.sizes), self.augment.max_size or longer
-        if not all(isinstance(side, int) for side in (shorter, longer)):  # as above
+        if not all(isinstance(side, int) for side in (shorter, longer)):  # the constructor refuses them
             return []
         return [("augment.sizes and batch_size", micro_batch, 3 * shorter * longer)]
 
@@ -398,7 +398,7 @@ RECIPE_TYPES: dict[str, type[Recipe]] = {
 
 
 def adamw_defaults_in(settings: Mapping[str, Any]) -> list[str]:
-    """The settings that say of adamw what it has by itself: null means the same, and older recipes said it."""
+    """The settings that only repeat AdamW's own defaults: null means the same, and older recipes spelled them out."""
     if settings.get("opt") != "adamw":
         return []
     given = {name: settings.get(name) for name in _OWN_OF_ADAMW}
@@ -406,7 +406,7 @@ def adamw_defaults_in(settings: Mapping[str, Any]) -> list[str]:
 
 
 def key_of(kind: type, name: str) -> str:
-    """The key of a field in text: ``import`` is that of ``imports``, since Python allows no field of that name."""
+    """The key of a field in text, such as ``import`` for ``imports``: Python allows no field named ``import``."""
     return kind.__pydantic_fields__[name].alias or name  # type: ignore[attr-defined]
 
 
@@ -419,7 +419,7 @@ def _as_tuple(given: Any) -> Any:
 
 
 def _starting_from_its_own(recipe: Recipe, of_baseline: Recipe, key: str) -> Recipe:
-    """``of_baseline`` with the weights that ``recipe`` names for the baseline. Raises UserError for one without."""
+    """``of_baseline`` with the weights that ``recipe`` names for it. Raises UserError if only one model has weights."""
     own, baselines = getattr(recipe, key), getattr(recipe, f"baseline_{key}")
     if (own is None) != (baselines is None):
         missing, given = (f"baseline_{key}", key) if own else (key, f"baseline_{key}")

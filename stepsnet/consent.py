@@ -1,8 +1,8 @@
-"""What a recipe has libraries fetch from the network, and whether the user has asked for it.
+"""What a recipe makes libraries fetch from the network, and whether the user has asked for it.
 
-The recipes of this package and the command line are the user's own words. A recipe from a file, such as the
-``config.yaml`` of somebody's run, is not: what it names is fetched once the user has named it too, in this command or
-in an earlier one, or where the environment has ``STEPSNET_FETCH=1``. ``fetched.json`` in the cache folder holds what
+This package's recipes and the command line count as the user's own words. A recipe from a file, such as the
+``config.yaml`` of somebody's run, does not: what it names is fetched only if the user has named it too, in this command
+or in an earlier one, or if the environment has ``STEPSNET_FETCH=1``. ``fetched.json`` in the cache folder holds what
 was asked for.
 """
 
@@ -33,22 +33,22 @@ __all__ = [
     "require_or_remember",
 ]
 
-DOWNLOADING = ".downloading"  # a file in the folder of data that are not all there yet
+DOWNLOADING = ".downloading"  # a file in a data folder whose download is not complete
 
-# an address, a model or data of the hub, or data that torchvision downloads where they are missing
+# an address, a model or data of the hub, or data that torchvision downloads if they are missing
 _FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|transformers|hfds|cifar100?):")
-_FOLDERS = ("transformers", "hfds", "cifar10", "cifar100")  # of these kinds, which may name one that is here
-_NAMES_OF_MODELS = ("backbone", "model", "name")  # the innermost first, beside a model's arguments or among them
+_FOLDERS = ("transformers", "hfds", "cifar10", "cifar100")  # kinds whose values may also name a local folder
+_NAMES_OF_MODELS = ("backbone", "model", "name")  # keys, the innermost first, beside a model's args or in them
 
 
 def fetched_by(recipe: Recipe | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, by their keys, for which something is fetched that is not yet here."""
+    """The settings, by their keys, that make libraries fetch something that is not here yet."""
     found = _found(dict(recipe) if isinstance(recipe, Mapping) else to_plain(recipe))
     return {key: value for key, value, _ in found}
 
 
 def is_half_downloaded(folder: str | Path) -> bool:
-    """Whether a download into this folder goes on, or was cut off."""
+    """Whether a download into this folder is still going on, or was cut off."""
     return (Path(folder) / DOWNLOADING).exists()
 
 
@@ -59,12 +59,12 @@ def require_asked_for(
 
     Args:
         where: the file that the recipe comes from.
-        typed: keys that this command has given; what they name is remembered.
-        only: beginnings of the keys that matter.
-        has_weights: those of the model are here, so that what asks for weights alone fetches nothing.
+        typed: the keys given in this command; what they name is remembered.
+        only: prefixes of the keys that matter.
+        has_weights: the model's weights are here, so that a setting that only asks for weights fetches nothing.
 
     Raises:
-        UserError: with the first key, and with what to type.
+        UserError: something was not asked for; the message has the first such key, and what to type.
     """
     if os.environ.get("STEPSNET_FETCH") == "1":
         return
@@ -84,13 +84,15 @@ def require_asked_for(
 
 
 def remember_as_asked(recipe: Recipe) -> None:
-    """Remember what a recipe fetches that the user has named."""
+    """Remember everything that a recipe fetches as asked for, since the user has named the recipe."""
     _remember({entry for _, _, entry in _found(to_plain(recipe))})
 
 
 def require_or_remember(recipe: Recipe, file: Path | None, typed: Iterable[str]) -> None:
-    """What a command that begins something does: :func:`require_asked_for` of a recipe from a file, and
-    :func:`remember_as_asked` of one of this package or of the user's own program, for which ``file`` is None."""
+    """Call :func:`require_asked_for` for a recipe from a file, and :func:`remember_as_asked` for any other.
+
+    Commands that begin something call this. ``file`` is None for recipes of this package and of the user's own program.
+    """
     if file:
         require_asked_for(recipe, file, typed)
     else:
@@ -98,35 +100,36 @@ def require_or_remember(recipe: Recipe, file: Path | None, typed: Iterable[str])
 
 
 def _found(values: Any, key: str = "", model: str = "") -> Iterator[tuple[str, Any, str]]:
-    """The key and the value of each such setting, and what is remembered of it: of models what is fetched, wherever a
-    recipe names it.
+    """Key and value of each setting that fetches something, and the entry by which it is remembered.
+
+    A model's entry says what is fetched, wherever in a recipe it is named.
 
     Args:
-        model: the name of the innermost model whose setting it is, such as resnet18 inside of stepify.
+        model: the name of the innermost model that the setting belongs to, such as resnet18 inside stepify.
     """
     if isinstance(values, dict):
-        if key:  # and not the recipe, whose name says nothing of its model
+        if key:  # not for the recipe itself, whose name is not that of its model
             model = next((name for part in _NAMES_OF_MODELS if isinstance(name := values.get(part), str)), model)
         for name, value in values.items():
             yield from _found(value, f"{key}.{name}" if key else name, model)
     elif isinstance(values, list):
         for value in values:
             yield from _found(value, key, model)
-    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes, to this model's weights
+    elif values and key.rpartition(".")[2] == "pretrained":  # any value that timm takes for a yes
         yield key, values, f"weights of {model}" if model else _line(key, values)
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
         where = rest if kind == "transformers" else rest.partition("@")[0]
-        place = Path(where.partition(":")[0] if kind == "hfds" else where)  # which may name a part of it
+        place = Path(where.partition(":")[0] if kind == "hfds" else where)  # without the name of a part
         is_here = kind in _FOLDERS and place.is_dir() and not is_half_downloaded(place)
         named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
         if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):
-            # the model of a comparison is its baseline's too, in another place, and that of the baseline's run
+            # without its key: one model may be named under model, under baseline, and in the recipes of their runs
             yield key, values, f"model {values}" if key.startswith(("model.", "baseline.")) else _line(key, values)
 
 
 def is_of_weights(key: str) -> bool:
-    """Whether a setting of a model asks for weights alone, as ``pretrained`` does, or what a grown model grows from."""
+    """Whether a setting of a model asks for weights alone: ``pretrained``, or the ``weights`` of a grown model."""
     return key.endswith((".pretrained", ".args.weights"))
 
 
@@ -142,7 +145,7 @@ def _remembered() -> set[str]:
 
 
 def _remember(lines: set[str]) -> None:
-    """Where the cache cannot be written, the next command has to ask again."""
+    """Remember these entries. If the cache cannot be written, the user has to ask again next time."""
     if lines <= _remembered():
         return
     with suppress(UserError, RuntimeError), locked_entry(file := cache_folder() / "fetched.json"):

@@ -1,8 +1,8 @@
 """The progress of runs: live bars on a terminal, lines in a log, or events for a parent process.
 
-A run reports events, which are plain dictionaries with a "run" and a "kind": progress, phase, epoch or note. Who has
-started it adds an end where it has failed.
-Outside a terminal something is said at least every ten seconds, so that a log tells a slow run from one that hangs.
+A run reports events, which are plain dictionaries with a "run" and a "kind": progress, phase, epoch or note. If it
+fails, whoever started it adds an event of the kind "end".
+Outside a terminal, something is printed at least every ten seconds, so that a log tells a slow run from one that hangs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NARROWEST_FOR_BARS = 60  # columns of a terminal
 
 
 class _Lasting:
-    """A stream that may go away, as a terminal does that is closed: what cannot be written is lost, and nothing ends.
+    """A stream that may go away, such as that of a closed terminal: what cannot be written is dropped without an error.
 
-    rich lets such errors through, also where it takes the bars away in the course of another exception.
+    rich lets such errors through, even while it removes the bars because of another exception.
     """
 
     def __init__(self, out: Any):
@@ -43,7 +43,7 @@ class _Lasting:
 
     @property
     def out(self) -> Any:
-        """A standard stream may be redirected meanwhile."""
+        """The stream; a standard one is looked up each time, since it may be redirected meanwhile."""
         return getattr(sys, self.given) if isinstance(self.given, str) else self.given
 
     def write(self, text: str) -> int:
@@ -67,7 +67,7 @@ def _console(stderr: bool = False) -> Console:
 
 
 class Display:
-    """Where the events of runs are shown; this one shows none, as a process beside the one that does."""
+    """Where the events of runs are shown. This base class shows none, for processes beside the one that does."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,17 +83,17 @@ class Display:
 
 
 class Lines(Display):
-    """A log: a line for each epoch and note, and where these are rare one for where each run is.
+    """A log: a line for each epoch and note and, if these are rare, lines that say where each run is.
 
-    A run does not end because its log cannot be written: it goes on without.
+    A run does not end because its log cannot be written: it goes on without it.
     """
 
     def __init__(self, out: TextIO | None = None, silence: float | None = None):
         self.out, self.silence = out, _MOST_SECONDS_OF_SILENCE if silence is None else silence
-        # of each run that goes on: what it does, how the time since then is said, and since when
+        # for each run that is going on: what it does, the format of the time since then, and since when
         self.where: dict[str, tuple[str, str, float]] = {}
         self.written_at = time.monotonic()
-        self.elsewhere = ("starting", self.written_at)  # what is done where no run goes on
+        self.elsewhere = ("starting", self.written_at)  # what is being done while no run is going on
         self.writing, self.ended = threading.RLock(), threading.Event()
 
     def __enter__(self) -> Self:
@@ -146,7 +146,7 @@ class Lines(Display):
 class Events(Display):
     """One JSON object per line, for the process that started this one.
 
-    Where that is gone, nothing is shown: an update is not left without its checkpoint for it.
+    If that process is gone, events are dropped: a run must not end without its checkpoint because of them.
     """
 
     def show(self, event: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ class Bars(Display):
             self.write(f"{event['run']}: {event['text']}")
 
     def write(self, line: str, style: str = "") -> None:
-        self.bars.console.print(Text(printable(line), style))  # a Text: neither markup nor emoji are looked for
+        self.bars.console.print(Text(printable(line), style))  # in a Text, rich looks for neither markup nor emoji
 
 
 def _column(text: str, **settings: Any) -> TextColumn:
@@ -211,7 +211,7 @@ def _column(text: str, **settings: Any) -> TextColumn:
 
 
 class NotebookBars(Bars):
-    """The same bars in a notebook: one output that is drawn anew, and a line for each epoch below it."""
+    """The same bars in a notebook: one output that is redrawn, and a line for each epoch below it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def _time_left(event: dict[str, Any]) -> str:
 def choose_display() -> Display:
     """Bars in a notebook and on a terminal that can draw them, and lines elsewhere.
 
-    Of torchrun's processes the first shows them.
+    Of torchrun's processes, only the first shows anything.
     """
     if not is_main_process():
         return Display()
@@ -273,12 +273,12 @@ def choose_display() -> Display:
 
 @cache
 def _stderr() -> Console:
-    """One for all, since rich stacks the live displays of one console."""
+    """One console for all callers, since rich stacks the live displays of one console."""
     return _console(stderr=True)
 
 
 def progress_bar(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
-    """Iterate over the items, with a bar on stderr that disappears at the end; outside a terminal with lines."""
+    """Iterate over the items, with a bar on stderr that disappears at the end, or with lines outside a terminal."""
     console = _stderr()
     count = total if total is not None or not isinstance(items, Sized) else len(items)
     if console.is_interactive:
@@ -297,7 +297,7 @@ def _with_lines(items: Iterable[T], description: str, count: int | None) -> Iter
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show on stderr that the block goes on: the time on a terminal, and elsewhere a line every ten seconds."""
+    """Show on stderr that the block is running: the time on a terminal, and elsewhere a line every ten seconds."""
     console = _stderr()
     if console.is_interactive:
         columns = (SpinnerColumn(), _column("{task.description}"), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""Devices: which is meant by a name, and mixed precision on each."""
+"""Devices by their names, and mixed precision on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def autocast(amp_dtype: str, device: torch.device) -> AbstractContextManager:
 
 
 def check_amp_dtype(amp_dtype: str) -> None:
-    """Raises UserError for one that is not known."""
+    """Raises UserError for an unknown name."""
     if amp_dtype not in AMP_DTYPES:
         raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
 
@@ -37,13 +37,13 @@ def pick_device(name: str) -> torch.device:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device: got {name!r}, expected one that is there: {str(error).splitlines()[0]}") from None
-    if device.type == "cpu" and torch.device(name).index:  # which torch takes, whatever the number
+    if device.type == "cpu" and torch.device(name).index:  # torch takes any number
         raise UserError(f"device: got {name!r}, expected cpu, of which there is one")
     return torch.device(name)
 
 
 def pick_device_of_run(name: str) -> torch.device:
-    """The device that a run was trained on; where it is not there, another machine's perhaps, that of "auto"."""
+    """The device that a run was trained on or, if it is not there, as on another machine, that of "auto"."""
     try:
         return pick_device(name)
     except UserError:

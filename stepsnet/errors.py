@@ -62,7 +62,7 @@ EXTRAS = {
 # files and folders of the user's modules that a recipe names (user_modules.py): a fault in them is not ours
 USER_CODE: set[str] = set()
 
-# what the machine refuses, wherever it is met, or a disk that has gone from the network: no fault of the program
+# what the machine refuses, wherever that happens, or a network disk that has gone: no fault of the program
 _REFUSED = {
     getattr(errno, name)
     for name in (
@@ -74,10 +74,10 @@ _REFUSED = {
 
 
 def import_extra(package: str, key: str = "") -> Any:
-    """Import a package that only some uses need. Raises UserError, which says how it is installed, where it is not.
+    """Import a package that only some uses need. If it is missing, the UserError says how to install it.
 
     Args:
-        key: of the setting that asks for it, in the message.
+        key: the key of the setting that asks for it, for the message.
     """
     try:
         return importlib.import_module(package)
@@ -87,7 +87,7 @@ def import_extra(package: str, key: str = "") -> Any:
 
 @contextmanager
 def naming_extra() -> Iterator[None]:
-    """Where a package of an extra is missing, the ModuleNotFoundError says how it is installed."""
+    """Make the ModuleNotFoundError for a package of an extra say how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -97,7 +97,7 @@ def naming_extra() -> Iterator[None]:
 
 
 def _missing_extra(error: ModuleNotFoundError) -> str:
-    """What is said of it, or nothing where the module belongs to no extra."""
+    """The message about the missing module, or nothing if it belongs to no extra."""
     return _not_installed(error.name) if error.name and _package_of(error.name) in EXTRAS else ""
 
 
@@ -111,7 +111,7 @@ def _package_of(module: str) -> str:
 
 
 class UserError(Exception):
-    """A mistake of the caller's; one line, whatever it quotes. The command line prints it and exits with ``status``."""
+    """A mistake of the caller, as one line whatever it quotes. The command line prints it and exits with ``status``."""
 
     status = 2
 
@@ -139,7 +139,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def in_a_line(error: BaseException, most: int | None = None) -> str:
-    """What an exception says, without line breaks, in ``most`` characters, or its type where it says nothing."""
+    """An exception's message without line breaks, cut to ``most`` characters; with its type if it says little alone."""
     text = " ".join(str(error).split())[:most]
     if isinstance(error, KeyError | ZeroDivisionError | AttributeError | IndexError) or not text:
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -147,7 +147,7 @@ def in_a_line(error: BaseException, most: int | None = None) -> str:
 
 
 class _Terminated(SystemExit):
-    """Unlike an ``Exception``, not caught on its way by what tries one thing after another."""
+    """Unlike an ``Exception``, not caught on its way by code that tries one thing after another."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -156,7 +156,7 @@ class _Terminated(SystemExit):
 
 @contextmanager
 def _unwound_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the block as an exception does, which leaves nothing half-written; as Ctrl-C is."""
+    """Make SIGTERM and SIGHUP end the block by an exception, as Ctrl-C does, so that nothing is left half-written."""
 
     def unwind(number: int, frame: object) -> None:
         raise _Terminated(number)
@@ -185,7 +185,7 @@ def exit_status(run: Callable[[], Any], debug: bool = False) -> int:
         if not _is_of_output(lost):
             raise
         abandon(sys.stdout)
-        if status:  # why it has ended is known: a signal of the terminal that has gone, say
+        if status:  # the reason is known already, such as the signal of a terminal that has gone
             return status
         if isinstance(lost, OutputLost) and not lost.reader_has_gone:
             say(f"stepsnet: {lost}", error=True)
@@ -201,7 +201,7 @@ def _status_of(run: Callable[[], Any], debug: bool) -> int:
     except _Terminated as ended:
         say(f"stepsnet: stopped by {ended}", error=True)
         return 128 + ended.number
-    except SystemExit as ended:  # of argparse, which has said why
+    except SystemExit as ended:  # from argparse, which has said why
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
         say("stepsnet: interrupted", error=True)
@@ -215,12 +215,12 @@ def _status_of(run: Callable[[], Any], debug: bool) -> int:
 
 
 def _is_of_output(error: Exception) -> bool:
-    """Whether standard output cannot be written. ESHUTDOWN, of a disk that has gone, is a BrokenPipeError too."""
+    """Whether standard output cannot be written. ESHUTDOWN, from a disk that has gone, is a BrokenPipeError too."""
     return isinstance(error, OutputLost | BrokenPipeError) and getattr(error, "errno", None) != errno.ESHUTDOWN
 
 
 def _line(error: Exception) -> tuple[str, int]:
-    """What is said of an exception, and the exit status."""
+    """The line about an exception, and the exit status."""
     if isinstance(error, UserError | Stopped):
         return str(error), error.status
     if isinstance(error, ModuleNotFoundError) and (said := _missing_extra(error)):
@@ -235,7 +235,7 @@ def _line(error: Exception) -> tuple[str, int]:
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if "InvalidCxxCompiler" in what:
         return "compile: torch finds no C++ compiler that works, expected g++ or clang, or compile=false", 2
-    if "Failed to find C compiler" in str(error):  # Triton's, for CUDA, which inductor wraps
+    if "Failed to find C compiler" in str(error):  # from Triton, for CUDA; inductor wraps it
         return "compile: torch finds no C compiler, expected gcc or clang, or compile=false", 2
     if where := place_in_user_code(error):
         return f"{where}: {what} ({_kept(error)}; --debug shows it)", 70
@@ -243,7 +243,7 @@ def _line(error: Exception) -> tuple[str, int]:
 
 
 def place_in_user_code(error: BaseException) -> str:
-    """The file and line of a user's module that an exception comes through, the innermost; "" where it does not."""
+    """The innermost file and line of a user's module that an exception came through, or "" if it came through none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if USER_CODE and frame.filename.startswith(tuple(USER_CODE)):
             return f"{frame.filename}, line {frame.lineno}"
@@ -251,8 +251,8 @@ def place_in_user_code(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether one of torch's allocators failed; the CPU's, and a CUDA graph, raise a plain RuntimeError."""
-    torch = sys.modules.get("torch")  # which this does not import
+    """Whether one of torch's allocators failed; the CPU's and a CUDA graph's raise a plain RuntimeError."""
+    torch = sys.modules.get("torch")  # not imported just for this
     if torch is None or not isinstance(error, RuntimeError):
         return False
     said = str(error)
@@ -270,7 +270,7 @@ def _is_of_another_rank(error: Exception) -> bool:
 
 
 def _kept(error: Exception) -> str:
-    """Write the traceback into the run's folder, or else the temporary one; says where it is."""
+    """Write the traceback into the run's folder, or else the temporary one, and say where it is."""
     command = shlex.join(["stepsnet", *sys.argv[1:]])
     text = f"stepsnet {__version__}, Python {sys.version}\n{command}\n\n{''.join(traceback.format_exception(error))}"
     for folder in (getattr(error, "run_folder", None), None):  # None: the temporary one

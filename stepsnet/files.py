@@ -1,4 +1,4 @@
-"""Atomic writes, by which a reader sees the old file or the new one, and checksums."""
+"""Atomic writes, after which a reader sees either the old file or the new one, and checksums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from .errors import UserError
 
 SUMS = "SHA256SUMS"
-LOCKLESS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # what flock fails with on a disk that has no locks
+LOCKLESS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # how flock fails on a disk that has no locks
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # beside a file that is being written
 
@@ -32,12 +32,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new, empty file beside ``path`` to be written in the block, which then takes the place of ``path``.
+    """Create an empty file beside ``path`` for the block to write; it then takes the place of ``path``.
 
-    Its name cannot be foreseen and it is created by this call, so a link that somebody has put there is not followed.
+    Its name cannot be foreseen and this call creates it, so no link that somebody has put there is followed.
 
     Raises:
-        UserError: the disk is full, or the file cannot be written; ``path`` is as it was.
+        UserError: the disk is full, or the file cannot be written; ``path`` stays as it was.
     """
     temporary = _beside(path)
     try:
@@ -55,14 +55,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _beside(path: Path) -> Path:
-    """A name that nobody else has, of a file that will take the place of ``path``; see :func:`is_temporary`."""
-    return path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")  # a name may be as long as is allowed
+    """A unique name for a file that will take the place of ``path``; see :func:`is_temporary`."""
+    return path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")  # a name may be as long as the limit
 
 
 def write_new(path: Path, content: str | bytes) -> bool:
-    """Write a file, whole, where there is none; False where there is one, which stays.
+    """Write a file as a whole if there is none; if there is one, leave it and return False.
 
-    Of several processes that write one file at once, on machines that share the folder too, one has True.
+    If several processes write one file at once, even on machines that share the folder, one of them gets True.
 
     Raises:
         UserError: the disk is full, or the file cannot be written.
@@ -73,7 +73,7 @@ def write_new(path: Path, content: str | bytes) -> bool:
         os.link(whole, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links, where two could come at the same moment
+    except OSError:  # no hard links on this file system: two processes may both get here
         if os.path.lexists(path):
             return False
         write_atomically(path, content)
@@ -83,14 +83,14 @@ def write_new(path: Path, content: str | bytes) -> bool:
 
 
 def require_new(paths: Iterable[Path], force: bool) -> None:
-    """Raises UserError for the first of these files that is there, unless it may be replaced."""
+    """Raises UserError for the first of these files that exists, unless it may be replaced."""
     there = next((path for path in paths if os.path.lexists(path)), None)
     if there is not None and not force:
         raise UserError(f"--out: {there} is there already; --force replaces it")
 
 
 def require_writable_folder(path: Path, key: str) -> None:
-    """Raises UserError for a folder that cannot be made, or written to, before work is done for it."""
+    """Raises UserError for a folder that cannot be made or written to, before any work is done for it."""
     existing = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not existing.is_dir():
         raise UserError(f"{key}: got {path}, expected a folder, and {existing} is none")
@@ -115,8 +115,8 @@ def sha256(path: Path) -> str:
 def write_sums(folder: Path) -> None:
     """List the checksum of every file below a folder in its ``SHA256SUMS``, as ``sha256sum --check`` reads them.
 
-    By this file the folder is known for a whole one, so it appears as a whole. Raises OSError where it cannot be
-    written.
+    The presence of this file marks the folder as complete, so it is written atomically. Raises OSError if it cannot
+    be written.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     whole = _beside(folder / SUMS)
@@ -126,10 +126,10 @@ def write_sums(folder: Path) -> None:
 
 
 def verify(folder: Path, required: str) -> None:
-    """Raises UserError, OSError or ValueError for a folder that is not as :func:`write_sums` has found it.
+    """Raises UserError, OSError or ValueError if a folder is not as :func:`write_sums` found it.
 
     Args:
-        required: a file that is there where the folder is whole.
+        required: a file that every complete folder has.
     """
     lines = [line.split(maxsplit=1) for line in (folder / SUMS).read_text().splitlines()]
     sums = {name: expected for expected, name in lines}
@@ -143,7 +143,7 @@ def verify(folder: Path, required: str) -> None:
 
 
 def is_whole(folder: Path, required: str) -> bool:
-    """Whether :func:`verify` finds no mistake."""
+    """Whether :func:`verify` finds nothing wrong."""
     try:
         verify(folder, required)
     except (OSError, UserError, ValueError):
@@ -152,7 +152,7 @@ def is_whole(folder: Path, required: str) -> bool:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is one that :func:`replacing` has left, where its process was killed."""
+    """Whether this is a temporary file of :func:`replacing`, which a killed process leaves behind."""
     return bool(_TEMPORARY.fullmatch(path.name))
 
 

@@ -1,6 +1,6 @@
-"""What a recipe leaves open and its data decide: arguments of the model, and the size of a classifier's input.
+"""What a recipe leaves open for its data to decide: arguments of the model, and the size of a classifier's input.
 
-The tasks decide (``resolve`` in each of their packages); a run's ``config.yaml`` holds what was decided.
+``resolve`` in each task's package decides; a run's ``config.yaml`` holds what was decided.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ SHARED_ARGS = ("num_classes", "in_chans", "img_size")  # of the model
 
 
 def given_args(spec: ModelSpec | None) -> dict[str, Any]:
-    """The arguments without those that are left to the data by null."""
+    """The model's arguments, without those that null leaves to the data."""
     args = spec.args if spec else {}
     return {name: value for name, value in args.items() if value is not None or name not in SHARED_ARGS}
 
 
 def leaves_open(recipe: Recipe) -> bool:
-    """Whether the data decide something of the recipe's model."""
+    """Whether the data decide anything about the recipe's model."""
     if isinstance(recipe, LanguageRecipe):
         return False
     return "num_classes" not in given_args(recipe.model) or getattr(recipe, "img_size", None) == "data"
 
 
 def key_of_model(recipe: Recipe) -> str:
-    """The key under which a user finds the recipe's model: that of the baseline, if this is its recipe."""
+    """The key under which a user finds the recipe's model: "baseline" if it is the baseline, or else "model"."""
     return "baseline" if recipe.model == recipe.baseline else "model"
 
 
@@ -55,17 +55,17 @@ def key_of_weights(recipe: Recipe, key: str) -> str:
 
 
 def with_args(recipe: R, args: Mapping[str, Any], **changes: Any) -> R:
-    """The recipe with these arguments of its model, also where that is its baseline."""
+    """The recipe with these arguments for its model, and for its baseline if that is the same."""
     model = ModelSpec(recipe.model.name, dict(args))
     baseline = model if recipe.model == recipe.baseline else recipe.baseline
     return dataclasses.replace(recipe, model=model, baseline=baseline, **changes)
 
 
 def with_baseline(recipe: R, of_baseline: Recipe) -> R:
-    """The recipe of a comparison, from that of each model with what the data decide."""
+    """The recipe of a comparison, from the recipes of its two models with what the data decide filled in."""
     both = dataclasses.replace(recipe, baseline=of_baseline.model)
     if isinstance(both, ClassificationRecipe) and isinstance(of_baseline, ClassificationRecipe):
-        # the arguments of one model may have it and those of the other not; each decides again when it goes on
+        # one model may have a size in its arguments and the other none; each run decides again when it is resumed
         size = both.img_size if both.img_size == of_baseline.img_size else "data"
         mode = both.crop_mode if both.crop_mode == of_baseline.crop_mode else None  # each has its own
         return dataclasses.replace(both, img_size=size, crop_mode=mode)
@@ -73,7 +73,7 @@ def with_baseline(recipe: R, of_baseline: Recipe) -> R:
 
 
 def with_classes(recipe: R, count: int) -> tuple[R, list[str]]:
-    """The recipe with a model of so many classes, if they are open, and a line that says so."""
+    """The recipe with a model of ``count`` classes, if their number is open, and a line that says so."""
     args = given_args(recipe.model)
     if "num_classes" in args:
         return recipe, []
@@ -81,10 +81,10 @@ def with_classes(recipe: R, count: int) -> tuple[R, list[str]]:
 
 
 def check_class_count(recipe: Recipe, got: int | None, expected: int, run: Path | None = None) -> None:
-    """Raises UserError where the recipe's model, with ``got`` classes, has other classes than the data.
+    """Raises UserError if the recipe's model has ``got`` classes, and not the ``expected`` ones of the data.
 
     Args:
-        run: in which the model has been trained.
+        run: the folder of the run in which the model was trained.
     """
     if got is not None and got != expected:
         if run is not None:
@@ -94,7 +94,7 @@ def check_class_count(recipe: Recipe, got: int | None, expected: int, run: Path 
 
 
 def as_begun(recipe: R, begun: Recipe) -> R:
-    """The recipe, its open fields filled from the recipe of a run that has begun."""
+    """The recipe with its open fields filled from the recipe of a run that has begun."""
     changes: dict[str, Any] = {}
     for key in ("model", "baseline"):
         own, theirs = getattr(recipe, key), getattr(begun, key)

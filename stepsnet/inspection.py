@@ -1,6 +1,6 @@
-"""What a report shows of a trained model besides its metrics: ``inspection.json`` in the folder of a run.
+"""What a report shows about a trained model besides its metrics: ``inspection.json`` in the folder of a run.
 
-A task makes it from validation data when a run has ended (``Task.inspect``). Reports draw it without the data.
+A task makes it from validation data when a run has ended (``Task.inspect``), so that reports need no data to draw it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="ba
 
 
 def encodable(text: str) -> str:
-    """Bytes of a file's name that are no UTF-8 come as halves of characters, which no file in UTF-8 can hold."""
+    """The text with surrogates escaped: file names that are not UTF-8 have them, and no UTF-8 file can hold them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -43,7 +43,7 @@ _Words = Annotated[str, AfterValidator(encodable)]
 
 @dataclass(frozen=True, config=_CONFIG)
 class Confusion:
-    """How many samples of each class were taken for each class; for some 30 classes at most."""
+    """How many samples of each class were taken for each class, with at most some 30 classes."""
 
     classes: list[_Words]
     counts: list[list[int]]  # (true class, predicted class)
@@ -95,12 +95,12 @@ Section = Confusion | Table | Pictures | Texts
 
 
 def write_inspection(folder: Path, sections: Sequence[Section]) -> None:
-    """Raises UserError where the file cannot be written."""
+    """Write ``inspection.json``. Raises UserError if that fails."""
     write_atomically(folder / FILE, _format().dump_json(list(sections), indent=1) + b"\n")
 
 
 def read_inspection(folder: Path) -> list[Section]:
-    """What a run's folder shows; nothing for a run that has not ended.
+    """The sections in a run's folder; none for a run that has not ended.
 
     Raises:
         UserError: the file is damaged, or of a later version.

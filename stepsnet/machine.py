@@ -1,4 +1,4 @@
-"""What this process may use of its machine, processor cores and memory, and its place among those of ``torchrun``."""
+"""The processor cores and memory that this process may use, and its place among the processes of ``torchrun``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 __all__ = ["available_memory", "cores", "host_memory", "is_main_process", "is_one_of_several"]
 
-_LIMITS = Path("/sys/fs/cgroup")  # of the control group, as in a container
+_LIMITS = Path("/sys/fs/cgroup")  # the limits of the control group, as in a container
 
 
 def is_one_of_several() -> bool:
-    """Whether ``torchrun`` has started this process beside others; a variable RANK alone may be anybody's."""
+    """Whether ``torchrun`` has started this process beside others; RANK alone may have been set by anybody."""
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def is_main_process() -> bool:
-    """Whether this process is alone, or is rank 0, which alone speaks."""
+    """Whether this process is alone or is rank 0, the only rank that prints."""
     return not is_one_of_several() or os.environ["RANK"] == "0"
 
 
 def cores() -> int:
-    """Those of its affinity, and no more than its control group has processor time for."""
+    """The cores of this process's affinity, but no more than its control group has processor time for."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no control groups, or "max"
         quota, period = (_LIMITS / "cpu.max").read_text(encoding="ascii").split()
@@ -34,7 +34,7 @@ def cores() -> int:
 
 @lru_cache
 def host_memory() -> int:
-    """Bytes, of the machine or of its control group."""
+    """Memory in bytes, of the machine or, if that is less, of its control group."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):
         return min(installed, int((_LIMITS / "memory.max").read_text(encoding="ascii")))
@@ -42,7 +42,7 @@ def host_memory() -> int:
 
 
 def available_memory() -> float:
-    """Bytes that are free, on the machine and in its control group."""
+    """Memory in bytes that is free both on the machine and in its control group."""
     free: float = host_memory()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -1,7 +1,7 @@
 """Multiply-accumulates of a forward pass, counted on the meta device: no kernel of any device is run or chosen.
 
-Convolutions, linear layers and both attention products are counted, and by the paper's conventions 5 per element of
-an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does. Other products of elements are not counted.
+Convolutions, linear layers and both attention products are counted and, by the paper's conventions, 5 per element of
+an affine LayerNorm and 2 per element of a BatchNorm, as in fvcore. Other element-wise products are not counted.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ HOOKS = {name for name, value in vars(nn.Module()).items() if "hook" in name and
 
 
 def count_forward(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any]:
-    """Multiply-accumulates of ``model(*args, **kwargs)`` in evaluation mode, and what it returns.
+    """Return the multiply-accumulates of ``model(*args, **kwargs)`` in evaluation mode, and what it returns.
 
-    The arguments are on the meta device, the model on any; a copy of it runs, with its hooks, which in some
-    designs of the residual stream are part of the network.
+    The arguments are on the meta device, the model on any. A copy of it runs, with its hooks, since they are part of
+    the network in some designs of the residual stream.
     """
     return count_on_meta(on_meta(model, with_hooks=True), *args, **kwargs)
 
 
 def count_on_meta(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any]:
-    """As :func:`count_forward`, of a model that :func:`on_meta` has made."""
+    """The same as :func:`count_forward`, for a model that :func:`on_meta` has made."""
     counter = FlopCounterMode(display=False, custom_mapping=_ADDED)
     with torch.no_grad(), counter:
         outputs = model(*args, **kwargs)
-    return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
+    return counter.get_total_flops() // 2, outputs  # the counter counts a multiply-accumulate as two
 
 
 def held_tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters, buffers and what else its modules hold in attributes, such as what a pass has left there."""
+    """Parameters, buffers and any other tensors in attributes of its modules, such as those that a pass left there."""
     held = (value for module in model.modules() for value in tree_leaves(vars(module)))
     return (value for value in held if isinstance(value, Tensor))
 
 
 def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
-    """A copy on the meta device in evaluation mode, so that what a forward pass notes in a model is not noted in it.
+    """A copy on the meta device in evaluation mode, so that a forward pass changes no state in the model itself.
 
-    No parameter takes a gradient: the counter asks what a model feeds its parameters to, such as CaiT's class token,
-    for one. Hooks are left out by default, since a user's may keep what it sees.
+    No parameter requires a gradient: the counter would ask for that of one that is the input of a module, such as
+    CaiT's class token. Hooks are left out by default, since a user's may keep what it sees.
     """
-    memo: dict[int, Any] = {}  # what takes the place of a part in the copy
+    memo: dict[int, Any] = {}  # by the id of a part, what takes its place in the copy
     if not with_hooks:
         for module in model.modules():
             memo |= {id(hooks): type(hooks)() for name, hooks in vars(module).items() if name in HOOKS}
@@ -63,14 +63,14 @@ def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
             memo[id(tensor)] = nn.Parameter(there.to("meta"), False)
         elif tensor.dim() or tensor.is_meta:
             memo[id(tensor)] = there.to("meta")
-        else:  # a model may read a number, and the CPU's go with those of any device
+        else:  # a model may read a scalar, and one on the CPU works with tensors of any device
             memo[id(tensor)] = there.cpu().clone()
     copied: Any = copy.deepcopy(model, memo).eval()
     for module in copied.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "_attn_implementation", None) not in (None, "eager", "sdpa"):
             config._attn_implementation = "eager"  # FlexAttention and FlashAttention do not run on this device
-        kinds = getattr(module, "rope_type", None)  # of each type of layers, in some families
+        kinds = getattr(module, "rope_type", None)  # in some families a dict, by the type of layer
         if isinstance(kinds, dict):
             module.rope_type = {layers: _of_any_length(kind) for layers, kind in kinds.items()}
         elif kinds is not None:
@@ -79,7 +79,7 @@ def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
 
 
 def _of_any_length(rope_type: Any) -> Any:
-    """Rotary positions that do not ask for the number of the last one, which the meta device does not have."""
+    """A type of rotary positions that does not read the last one's number, which the meta device does not have."""
     return "default" if rope_type == "dynamic" else rope_type
 
 
@@ -96,7 +96,7 @@ def _matrix_by_vector(matrix_shape, vector_shape, *args, out_shape=None, **kwarg
 
 
 _ADDED = {
-    aten.mv: _matrix_by_vector,  # which torch's own formulas leave out
+    aten.mv: _matrix_by_vector,  # torch's own formulas leave it out
     aten.native_layer_norm: _layer_norm,
     aten.native_batch_norm: _batch_norm,
     aten._native_batch_norm_legit_no_training: _batch_norm,

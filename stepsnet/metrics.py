@@ -1,7 +1,7 @@
 """Every metric once: its key, name, unit, decimals and which way is better.
 
-A task gives metrics by their keys; ``metrics.jsonl`` and ``summary.json`` hold them behind the name of their
-split, such as ``val_top1``. Tables, figures, sentences and the terminal take their text from here.
+A task gives metrics by their keys; in ``metrics.jsonl`` and ``summary.json`` each key follows the name of its
+split, as in ``val_top1``. Tables, figures, sentences and the terminal take their text from here.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Metric:
-    """``name`` is written as within a sentence; values and their standard deviations have ``decimals``."""
+    """``name`` is written as it would be within a sentence; values and standard deviations have ``decimals``."""
 
     key: str
     name: str
     unit: str = ""  # "%" or nothing
     decimals: int = 2
     higher_is_better: bool = True
-    is_headline: bool = False  # the first of these that a task has is shown where there is room for one number
+    is_headline: bool = False  # a task's first one is shown where there is room for one number
     is_detail: bool = False  # recorded, but left out of a report's table of runs
 
     @property
     def difference_unit(self) -> str:
-        """Of a difference between two values: points, where they are percentages."""
+        """The unit of a difference between two values: points, if these are percentages."""
         return " points" if self.unit == "%" else self.unit
 
     @property
@@ -97,9 +97,9 @@ def split_and_key(name: str) -> tuple[str, str]:
 
 
 def find_metric(name: str) -> Metric:
-    """A metric by its key, with or without its split; one that is not listed is its own name.
+    """Return a metric by its key, with or without its split; one that is not listed is named by its key.
 
-    Behind ``clean_`` it is that of training samples as evaluation sees them, such as ``train_clean_loss``.
+    After ``clean_`` it is the metric of training samples as evaluation sees them, as in ``train_clean_loss``.
     """
     _, key = split_and_key(name)
     if key not in METRICS and (metric := METRICS.get(key.removeprefix("clean_"))):
@@ -130,7 +130,7 @@ def format_metric(name: str, value: float, unit: bool = True) -> str:
 
 
 def headline(metrics: Mapping[str, float], split: str = "") -> str:
-    """The metrics that a user knows best, in words: ``top-1 accuracy 71.0%``; empty where there is none."""
+    """The metrics that a user knows best, in words: ``top-1 accuracy 71.0%``; empty if there is none."""
     prefix = f"{split}_" if split else ""
     shown = [metric for metric in METRICS.values() if metric.is_headline and prefix + metric.key in metrics]
     if any(metric.key == "miou" for metric in shown):

@@ -1,6 +1,7 @@
 """Recipes from text and from Python: ``key=value``, keyword arguments, and YAML such as a run's ``config.yaml``.
 
-What a recipe's ``import`` names is imported here, before the recipe is checked: it may register the recipe's type.
+The modules that a recipe's ``import`` names are imported here, before the recipe is checked, since they may register
+its type.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ __all__ = [
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     """Apply ``key=value`` assignments; ``model.args.widths=[24,34,48]`` reaches inside.
 
-    Values are JSON, lists and mappings also YAML's (``{hflip: 0.5}``), or else plain text. A mapping takes the place of
-    the whole: ``augment={hflip: 0.5}`` is flips and nothing else. ``augment.hflip=0.5`` leaves the rest as it is, which
-    is off where there is no augmentation yet.
+    Values are JSON, a list or a mapping in YAML (``{hflip: 0.5}``), or else plain text. A mapping replaces the whole
+    setting: ``augment={hflip: 0.5}`` is flips and nothing else. ``augment.hflip=0.5`` leaves the rest as it is, which
+    is off if there is no augmentation yet.
 
     Raises:
-        UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
+        UserError: no ``=``, an unknown key, or a value of the wrong type or out of bounds.
     """
     return override_values(recipe, parse_assignments(assignments, "override"), merge=False)
 
 
 def parse_assignments(assignments: Sequence[str], what: str) -> dict[str, Any]:
-    """The values of ``key=value``: JSON, a list or mapping of YAML, or else plain text.
+    """The values of ``key=value``: JSON, a list or a mapping in YAML, or else plain text.
 
     Args:
-        what: is assigned, in messages.
+        what: what is assigned, for messages.
 
     Raises:
         UserError: no ``=``, or a value that is too long to be read.
@@ -69,7 +70,7 @@ def parse_assignments(assignments: Sequence[str], what: str) -> dict[str, Any]:
 
 
 def _list_or_mapping(text: str) -> Any:
-    """What is no JSON: text, or a list or mapping as YAML writes it, ``[0.9, 1e-3]`` or ``{streams: 2}``."""
+    """The value of text that is not JSON: a list or mapping in YAML, as ``[0.9, 1e-3]``, or else the text itself."""
     if text[:1] + text[-1:] not in ("{}", "[]"):
         return text
     try:
@@ -79,16 +80,16 @@ def _list_or_mapping(text: str) -> Any:
 
 
 def override_values(recipe: Recipe, changes: Mapping[str, Any], *, merge: bool = True) -> Recipe:
-    """The same with values, as Python's callers give them: ``{"epochs": 3, "model.args.widths": (24, 34, 48)}``.
+    """Apply values as Python callers give them: ``{"epochs": 3, "model.args.widths": (24, 34, 48)}``.
 
     Here a mapping changes what it names and leaves the rest: ``{"model": {"args": {"depths": (2, 1, 1)}}}``. Settings
-    of config.py, such as a ``ModelSpec`` or an ``Augment``, take the place of the whole.
+    of config.py, such as a ``ModelSpec`` or an ``Augment``, replace the whole.
 
     Args:
-        merge: False: a mapping takes the place of the whole too, as in text.
+        merge: if False, a mapping replaces the whole too, as it does in text.
 
     Raises:
-        UserError: an unknown key, or a value of another type or out of bounds.
+        UserError: an unknown key, or a value of the wrong type or out of bounds.
     """
     values, known = to_plain(recipe), known_keys(type(recipe))  # type: ignore[arg-type] # a pydantic dataclass
     keys = {field.name: key_of(type(recipe), field.name) for field in dataclasses.fields(recipe)}
@@ -97,7 +98,7 @@ def override_values(recipe: Recipe, changes: Mapping[str, Any], *, merge: bool =
         *parents, last = key.split(".")
         inner, path = values, ""
         for part in parents:
-            # its other settings have their defaults, or none; a model's own arguments are any
+            # the rest of what is added here has its defaults, or none; a model's own arguments may be any
             if inner.get(part) is None and (f"{path}{part}" in known or "args." in path):
                 inner[part] = {}
             if not isinstance(inner.get(part), dict):
@@ -106,7 +107,7 @@ def override_values(recipe: Recipe, changes: Mapping[str, Any], *, merge: bool =
         if last not in inner and "args." not in path and key not in known:  # args are the model's own
             raise UserError(_unknown(key, {*known, *_keys(values)}))
         inner[last] = _merged(inner.get(last), value) if merge else value
-    if "epochs" in changes and "earlier_epochs" not in changes:  # those of the run whose config this is
+    if "epochs" in changes and "earlier_epochs" not in changes:  # they belong to the run whose config this is
         values["earlier_epochs"] = []
     return _validated(values, "override")
 
@@ -120,7 +121,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from a YAML file, such as a run's ``config.yaml``.
+    """Read a recipe from a YAML file, such as a run's ``config.yaml``.
 
     Raises:
         UserError: the file cannot be read, is not YAML, or has a wrong key or value.
@@ -139,7 +140,7 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def to_plain(recipe: Recipe) -> dict[str, Any]:
-    """As JSON holds it: tuples become lists."""
+    """The recipe as JSON holds it: tuples become lists."""
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
     return {key_of(type(recipe), name): value for name, value in plain.items()}
 
@@ -168,7 +169,7 @@ def _validated(values: Mapping[str, Any], where: str) -> Recipe:
 
 
 def _plain(value: Any) -> Any:
-    """What Python callers give that JSON does not hold: paths, and settings within a mapping."""
+    """The plain form of what JSON does not hold and Python callers may give: paths, and settings within a mapping."""
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -179,7 +180,7 @@ def _plain(value: Any) -> Any:
 def _import_modules_of(values: Mapping[str, Any]) -> None:
     names = values.get("import") or []
     names = [names] if isinstance(names, str) else names
-    if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):  # else pydantic says it
+    if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):  # otherwise pydantic reports it
         import_user_modules(names, values.get("import_from"))
 
 
@@ -201,13 +202,13 @@ _EXPECTED = {  # by pydantic's kinds of errors
 def first_mistake(
     error: pydantic.ValidationError, known: Collection[str], unknown: Callable[[str, Collection[str]], str]
 ) -> str:
-    """The first key that is wrong, what it got and what was expected, in a line.
+    """The first key that is wrong, what it got and what was expected, in one line.
 
     Args:
-        known: the keys there are, those inside of others as ``augment.mixup``.
-        unknown: what is said of a key that is none of them.
+        known: all keys, with nested ones as ``augment.mixup``.
+        unknown: gives the message about a key that is not among them.
     """
-    errors = error.errors()  # a misspelt key first, since another one is then missing
+    errors = error.errors()  # a misspelt key first, since the right one is then missing
     first = next((one for one in errors if one["type"] == "unexpected_keyword_argument"), errors[0])
     kind, context, got = first["type"], first.get("ctx", {}), repr(first["input"])
     parts = [str(part) for part in first["loc"]]
@@ -223,7 +224,7 @@ def first_mistake(
 
 @lru_cache
 def known_keys(kind: type, prefix: str = "") -> tuple[str, ...]:
-    """The keys of a type of settings and of those inside it, such as ``augment.mixup``."""
+    """The keys of a type of settings and of the settings inside it, such as ``augment.mixup``."""
     found: list[str] = []
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):

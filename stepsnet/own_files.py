@@ -1,8 +1,8 @@
-"""Files that we write into a folder of the user's, by their checksums, so that nobody else's are replaced.
+"""Files that we write into a user's folder, known by their checksums, so that nobody else's are replaced.
 
 ``.stepsnet.sha256`` in that folder lists them, as ``sha256sum --check`` reads it. A file that is not listed there, or
-that was changed since, is somebody's own. Each is listed before it is written, so that it is known as ours wherever
-the process is killed.
+has changed since, is not ours. Each file is listed before it is written, so that it is known as ours whenever the
+process is killed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def write_own_files(
     """Write files, and remove those of an earlier call that are outdated.
 
     Args:
-        contents: by the names in ``folder``, such as ``figures/loss.png``; they are written in this order.
-        outdated: names that are removed, where the files are ours.
+        contents: contents by name in ``folder``, such as ``figures/loss.png``; they are written in this order.
+        outdated: names of files that are removed if they are ours.
         force: replace others' files too.
-        how_to_replace: what the user can call who wants that, said of a file that is not replaced.
+        how_to_replace: how the user can have that done, for the message about a file that is not replaced.
 
     Raises:
         NotOurFile: a file of one of these names is somebody else's; nothing is written then.
@@ -54,7 +54,7 @@ def write_own_files(
 
 
 class OwnFiles:
-    """Those of a folder and of what is below it, for a caller that writes one after the other."""
+    """Our files in a folder and below it, for a caller that writes one after the other."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -62,12 +62,12 @@ class OwnFiles:
         self._written: dict[str, set[str]] = {}
 
     def has(self, path: Path) -> bool:
-        """Whether a file is ours, and as it was written."""
-        ours = self._ours.get(self._name(path))  # first, since others' files may be many and large
+        """Whether a file is ours, and still as it was written."""
+        ours = self._ours.get(self._name(path))  # looked up first, since others' files may be many and large
         return ours is not None and _sum_of(path) in ours
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write a file, whatever is there. Raises UserError where it cannot be written."""
+        """Write a file, whatever is there. Raises UserError if it cannot be written."""
         name, sums = self._name(path), {hashlib.sha256(content).hexdigest()}
         with _alone_in(self.folder):
             _append(self.folder, {name: sums})
@@ -75,7 +75,7 @@ class OwnFiles:
         self._ours[name] = self._written[name] = sums
 
     def settle(self) -> None:
-        """List what was written by its last checksum alone."""
+        """List each file that was written with its last checksum alone."""
         if self._written:
             with _alone_in(self.folder):
                 _write(self.folder, _read(self.folder) | self._written)
@@ -86,7 +86,7 @@ class OwnFiles:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait for another process that writes own files there, where the file system can lock a folder."""
+    """Wait for any other process that writes own files there, if the file system can lock a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -117,7 +117,7 @@ def _write_own_files(
             f"expected another place, or it moved away{replaces}"
         )
     gone = [name for name in outdated if there[name] and is_ours(name)]
-    # where this process is killed, each file on the disk is either of these
+    # wherever this process is killed, each file on the disk has one of these checksums
     _write(folder, ours | {name: ours.get(name, set()) | {new[name]} for name in new})
     for name, content in contents.items():
         if there[name] != new[name]:
@@ -129,7 +129,7 @@ def _write_own_files(
 
 
 def _sum_of(path: Path) -> str | None:
-    """None where there is nothing; what is no file, or cannot be read, has a sum that no file has."""
+    """The checksum of a file; None if there is nothing, and "", which no file has, for what cannot be read."""
     if not os.path.lexists(path):
         return None
     try:
@@ -170,6 +170,6 @@ def _lines(sums: Mapping[str, set[str]]) -> bytes:
 
 
 def _line(name: str, checksum: str) -> str:
-    """As sha256sum has it, a line with a name that would break it begins with a backslash."""
+    """A line of the list. As in sha256sum's, a backslash in front says that the name is escaped."""
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     return f"{'' if escaped == name else chr(92)}{checksum}  {escaped}\n"

@@ -36,10 +36,10 @@ __all__ = [
 
 Profile = Literal["steps", "reverse", "bowtie"]
 
-MOST_BLOCKS = 10_000  # of a network that is planned or built: a hundred times those of the paper's deepest
+MOST_BLOCKS = 10_000  # in a network that is planned or built: a hundred times those of the paper's deepest
 MOST_CHANNELS = 2**20
 _MOST_WIDTHS = 2 * 20 + 1  # √2 apart
-_VARIED = 8  # of the narrowest and of the widest widths, in a search for depths
+_VARIED = 8  # how many of the narrowest, and of the widest, widths a search for depths varies
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
 USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
@@ -51,12 +51,12 @@ def per_block(values: Sequence, depths: Sequence[int]) -> list:
 
 
 def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """(width, number of blocks) of each step: of the blocks of equal width that follow one another."""
+    """(width, number of blocks) of each step, that is, of each group of consecutive blocks of equal width."""
     return [(width, len(list(blocks))) for width, blocks in itertools.groupby(widths)]
 
 
 def steps_as_text(steps: Iterable[tuple[int, int]]) -> str:
-    """Steps of a width and so many blocks, such as ``24×13, 34×7``."""
+    """Steps as width × number of blocks, such as ``24×13, 34×7``."""
     return ", ".join(f"{width}×{depth}" for width, depth in steps)
 
 
@@ -64,7 +64,7 @@ def steps_as_text(steps: Iterable[tuple[int, int]]) -> str:
 class StepPlan:
     """Widths and depths of a stack of Transformer blocks, one entry per step in the order of execution.
 
-    Counts are of the blocks alone (the embedding and the head are the baseline's), by the paper's
+    Counts cover the blocks alone (the embedding and the head are the baseline's), by the paper's
     conventions: five layers per block, and multiply-accumulates with 5 per element of a LayerNorm.
     """
 
@@ -143,8 +143,8 @@ def plan_steps(
     Table 8. A depth that halves to a fraction keeps the larger part at full width, and the compute stays the same.
 
     The profiles arrange the same blocks in another order. The bow-tie of n steps has the blocks of the plan of
-    (n + 1)/2 steps: the narrowest are its waist, and half of each wider step's blocks run before it, half behind it
-    (of an odd number the larger half before it). "Variable-Width Transformers" (arXiv 2606.18246) has a profile of
+    (n + 1)/2 steps: the narrowest are its waist, and half of each wider step's blocks run before it, half after it
+    (of an odd number, the larger half before it). "Variable-Width Transformers" (arXiv 2606.18246) has a profile of
     this shape, with its waist at about three quarters of the depth.
 
     Args:
@@ -154,13 +154,13 @@ def plan_steps(
         profile: "steps" from narrow to wide, Eq. (5); "reverse" from wide to narrow, Eq. (6); "bowtie" from wide to
             narrow and back to wide.
         blocks: total number of blocks to reach at the same compute (Table 9: 14, 18, 24, 30, 34).
-        macs: compute of all blocks together for one sequence, in place of that of the residual network.
-        head_dim: the attention head size to stay near to: 64 as in DeiT, 32 as in Swin. The full width keeps just this
-            size where it is a multiple of it.
+        macs: compute of all blocks together for one sequence, instead of that of the residual network.
+        head_dim: the attention head size to stay close to: 64 as in DeiT, 32 as in Swin. The full width keeps exactly
+            this size if it is a multiple of it.
         round_to: "heads" rounds W/√2ᵏ as the paper does, to a multiple of its number of heads;
             a number rounds to a multiple of it (8, 16 or 64 suit hardware better).
         mlp_ratio: hidden width of the MLP over the block's width.
-        tokens: sequence length at which compute is matched, where it is searched for.
+        tokens: sequence length at which ``macs`` is matched.
 
     Raises:
         ValueError: a number that is not positive, not finite or beyond :data:`MOST_BLOCKS` and
@@ -193,7 +193,7 @@ def plan_steps(
 
 
 def check_widths(widths: Sequence[int], where: str = "") -> None:
-    """Raise a ValueError unless these are positive integers, in any order; ``where`` is such as " of stage 3"."""
+    """Raise a ValueError unless these are positive integers, in any order; ``where`` may be, say, " of stage 3"."""
     if not widths or not all(_is_integer(width, at_least=1) for width in widths):
         raise ValueError(f"widths{where}: got {tuple(widths)}, expected positive integers")
     if max(widths) > MOST_CHANNELS:
@@ -212,7 +212,7 @@ def check_steps(widths: Sequence[int], depths: Sequence[int], where: str = "") -
 
 
 def check_heads(widths: Sequence[int], num_heads: Sequence[int], where: str = "", name: str = "num_heads") -> None:
-    """The same for widths with their attention heads: one number per width, which divides it."""
+    """Raise a ValueError unless there is one number of attention heads per width, which divides it."""
     if len(num_heads) != len(widths):
         raise ValueError(f"{name}{where}: got {tuple(num_heads)}, expected one per width of {tuple(widths)}")
     for width, heads in zip(widths, num_heads):
@@ -236,16 +236,16 @@ def _is_integer(value: object, at_least: int) -> bool:
 
 
 def heads_for(width: int, head_dim: int, among: Sequence[int] = USUAL_HEADS) -> int:
-    """The number of heads, ``among`` the usual ones, that divides ``width`` with a size nearest to ``head_dim``.
+    """The number of heads, ``among`` the usual ones, that divides ``width`` into heads of about ``head_dim`` channels.
 
-    Of two head sizes equally near, the smaller one. Gives every printed pair of Tables 13 and 14.
+    The nearest size is taken; of two equally near, the smaller. This gives every printed pair of Tables 13 and 14.
     """
     divisors = (heads for heads in among if width % heads == 0)
     return min(divisors, key=lambda heads: (abs(width / heads - head_dim), -heads))
 
 
 def even_heads_of(width: int, group: int = 1) -> list[int]:
-    """The usual numbers of heads that divide ``width`` with an even size, multiples of ``group``."""
+    """The usual numbers of heads that divide ``width`` into heads of even size and are multiples of ``group``."""
     return [heads for heads in USUAL_HEADS if width % (2 * heads) == 0 and heads % group == 0]
 
 
@@ -314,12 +314,12 @@ def _half_compute(depth: int, num_widths: int) -> tuple[int, ...]:
 def search_depths(
     costs: Sequence[float], budget: float, blocks: int | None = None, least: int = 0, tolerance: float | None = None
 ) -> tuple[int, ...]:
-    """The integer depths near to (2j, j, …, j, D - j) that best meet the budget, and ``blocks`` if given.
+    """The integer depths near (2j, j, …, j, D - j) that best meet the budget, and ``blocks`` if given.
 
     ``costs`` are those of one block of each width, narrowest first; each width gets at least ``least`` blocks.
-    Errors below ``tolerance`` count as equal; without it, those within the same half percent.
+    Errors below ``tolerance`` count as equal; without it, errors within the same half percent do.
 
-    By the C² law that family has the compute of D full-width blocks for every j, and D + (n - 1)j
+    By the C² law, this family has the compute of D full-width blocks for every j, and D + (n - 1)j
     blocks: j = D/2 is the half-compute rule, and Table 9 walks along j.
     """
     n, full = len(costs), budget / costs[-1]  # full is D, not necessarily an integer
@@ -337,13 +337,13 @@ def search_depths(
     target = [2 * moved, *[moved] * (n - 2), full - moved]
     margin = 2 if n <= 5 else 1 if n <= 8 else 0  # keeps the grid below some 100,000 points
     choices = [range(max(least, math.floor(t) - margin), max(least, math.ceil(t) + margin) + 1) for t in target]
-    for i in range(_VARIED, n - _VARIED):  # of so many, those in the middle are rounded such that their sum is right
+    for i in range(_VARIED, n - _VARIED):  # of so many, those in the middle are rounded so that their sum is right
         rounded = max(least, round((i + 1) * moved) - round(i * moved))
         choices[i] = range(rounded, rounded + 1)
 
     def misfit(depths: tuple[int, ...]) -> tuple[float, ...]:
         error = abs(sum(d * c for d, c in zip(depths, costs)) / budget - 1)
-        # of errors that count as equal, the distance from the target decides
+        # among errors that count as equal, the distance from the target decides
         counted = round(200 * error) if tolerance is None else max(error, tolerance)
         return counted, sum((d - t) ** 2 for d, t in zip(depths, target)), error
 

@@ -35,18 +35,18 @@ __all__ = [
     "write_process",
 ]
 
-_PROCESSES = "processes.jsonl"  # of a run's folder: a line for each process that has trained it
+_PROCESSES = "processes.jsonl"  # in a run's folder: a line for each process that has trained it
 _OF_A_RESULT = ("commit", "hardware", "versions")
-_RANKS = "ranks"  # of which an earlier version's lines say nothing
+_RANKS = "ranks"  # missing in lines of an earlier version
 
 _command: ContextVar[Sequence[str] | None] = ContextVar("command", default=None)
 
 
 @contextmanager
 def recorded_command(*arguments: str) -> Iterator[None]:
-    """Record ``stepsnet ARGUMENTS``, in this block, as the command that results come from.
+    """Record ``stepsnet ARGUMENTS`` as the command that the results of this block come from.
 
-    For what is not called from the command line, and whose ``sys.argv`` says nothing.
+    This is for callers other than the command line, whose ``sys.argv`` says nothing.
     """
     token = _command.set(arguments)
     try:
@@ -56,7 +56,7 @@ def recorded_command(*arguments: str) -> Iterator[None]:
 
 
 def command_line() -> str:
-    """The command that this process is, without what says where on this machine files are."""
+    """The command of this process, without anything that says where files are on this machine."""
     return public_command(shlex.join(["stepsnet", *(_command.get() or sys.argv[1:])]))
 
 
@@ -64,8 +64,8 @@ def provenance(device: torch.device | None = None, imports: Sequence[str] = ()) 
     """Hardware, versions, commit and command, without absolute paths.
 
     Args:
-        device: that was computed on; a GPU that another was left for is not named.
-        imports: the recipe's modules, of which versions has checksums.
+        device: the device that was computed on; a GPU that was there and not used is not named.
+        imports: the recipe's modules, whose checksums are among the versions.
     """
     import torch
 
@@ -90,14 +90,14 @@ def provenance(device: torch.device | None = None, imports: Sequence[str] = ()) 
 
 
 def write_process(folder: Path, updates_done: int, made_with: dict[str, Any]) -> None:
-    """Note in a run's folder what goes on with it, after so many updates.
+    """Record in a run's folder what trains it from now on, after ``updates_done`` updates.
 
     Raises:
         UserError: it cannot be written.
     """
     file = folder / _PROCESSES
     try:
-        whole = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")  # and no line that a full disk has cut off
+        whole = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")  # else a full disk cut off a line
         with file.open("a", encoding="utf-8") as lines:
             lines.write("\n" * (not whole) + json.dumps({"from_update": updates_done, **made_with}) + "\n")
     except OSError as error:
@@ -105,11 +105,11 @@ def write_process(folder: Path, updates_done: int, made_with: dict[str, Any]) ->
 
 
 def trained_before(folder: Path, made_with: dict[str, Any]) -> list[dict[str, Any]]:
-    """What has trained a run before a process with ``made_with``: the parts with another commit, hardware, versions or
-    number of ranks.
+    """The earlier parts of a run that were trained with another commit, hardware, versions or number of ranks.
 
-    Each has ``from_update`` and ``until_update``, between which its updates are: those behind the first one, up to the
-    second. Updates that were trained again, since they were in no checkpoint, are the later one's.
+    They are compared with ``made_with``, that of the current process. Each part has the updates after ``from_update``,
+    up to and including ``until_update``. Updates that were trained again, because no checkpoint had them, belong to the
+    later part.
     """
     lines, found = _read_processes(folder), []
     for number, (begun, part) in enumerate(lines[:-1]):
@@ -120,9 +120,9 @@ def trained_before(folder: Path, made_with: dict[str, Any]) -> list[dict[str, An
 
 
 def joined(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of a run, where those that follow each other and differ in nothing but their updates are one.
+    """The parts of a run, with consecutive parts joined that differ in nothing but their updates.
 
-    A part of an earlier version has no ``from_update``: it is taken to follow the one before it.
+    A part from an earlier version has no ``from_update``: it is taken to follow the one before it.
     """
     found: list[dict[str, Any]] = []
     for part in parts:
@@ -140,8 +140,10 @@ def _without_updates(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def provenance_of(folder: Path) -> dict[str, Any]:
-    """Commit, hardware, versions and ranks of the last process that has trained a run, and ``trained_before`` where
-    others have; nothing where the folder does not say."""
+    """Commit, hardware, versions and ranks of the last process that has trained a run; nothing if they are unknown.
+
+    ``trained_before`` is among them if others have trained it before.
+    """
     lines = _read_processes(folder)
     if not lines:
         return {}
@@ -174,8 +176,8 @@ def _cpu() -> str:
 def _commit() -> str | None:
     """The commit of the source tree, with a plus if it was changed since; None for an installed package.
 
-    An installed one may lie in a repository of the user's, such as in its ``.venv``, which does not track it.
-    ``STEPSNET_COMMIT`` names the commit of a copy of the tree: git may not know it, or have another commit of it.
+    An installed package may lie in a repository of the user's, such as in its ``.venv``, which does not track it.
+    ``STEPSNET_COMMIT`` names the commit of a copied tree, which git may not know, or may have at another commit.
     """
     if given := os.environ.get("STEPSNET_COMMIT"):
         return given

@@ -1,4 +1,4 @@
-"""Reading JSON, YAML and text from outside: every way of being unreadable is one line with the file's name."""
+"""Reading JSON, YAML and text from outside: whatever makes a file unreadable is reported in a line with its name."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
     "yaml_file",
 ]
 
-_MOST_NODES = 100_000  # of a YAML file, with what its aliases stand for: a few lines can stand for billions
+_MOST_NODES = 100_000  # in a YAML file, with what its aliases stand for: a few lines can stand for billions
 _MOST_DEPTH = 100
 
 
 def _seen_from(path: str | Path) -> str:
-    """For messages of what is not there: from where a relative path was looked for, or nothing."""
+    """For messages about missing files: the folder from which a relative path was looked up, or nothing."""
     return "" if Path(path).is_absolute() else f" seen from {os.path.abspath('.')}"
 
 
 def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can hold it: JSON may have half of a character."""
+    """Whether UTF-8 can hold the text: JSON may have half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -46,7 +46,7 @@ def is_encodable(text: str) -> bool:
 
 
 def require_data_folder(path: str | Path, expected: str) -> None:
-    """Raises UserError, with what was expected, where the data's folder is not there."""
+    """Raises UserError, with what was expected, if the folder of the data does not exist."""
     if not Path(path).is_dir():
         raise UserError(f"data: {path} is not a folder{_seen_from(path)}, expected {expected}")
 
@@ -55,7 +55,7 @@ def read_text(path: Path, what: str) -> str:
     """The text of a file in UTF-8, with or without a byte order mark.
 
     Args:
-        what: the file is, in messages, such as "recipe".
+        what: what the file is, for messages, such as "recipe".
 
     Raises:
         UserError: it is missing, not a regular file, unreadable, not UTF-8, or has a zero byte.
@@ -86,7 +86,7 @@ def read_json(path: Path, what: str, kind: type | None = None, *, allow_nan: boo
         allow_nan: leave ``NaN`` and ``Infinity`` to the caller, who can name the record that has them.
 
     Raises:
-        UserError: as :func:`read_text`, and where it is not JSON or of another kind.
+        UserError: as for :func:`read_text`, and if the file is not JSON or not of that kind.
     """
     return _of_kind(
         parse_json(read_text(path, what), f"{what}: cannot read {path}", allow_nan=allow_nan),
@@ -97,14 +97,14 @@ def read_json(path: Path, what: str, kind: type | None = None, *, allow_nan: boo
 
 
 def parse_json(text: str, where: str, *, allow_nan: bool = False) -> Any:
-    """Raises UserError, which begins with ``where``, for what is not JSON. ``NaN`` and ``Infinity`` are not."""
+    """Parse JSON, by default without ``NaN`` and ``Infinity``. Raises UserError, which begins with ``where``."""
     try:
         return json.loads(text, parse_constant=None if allow_nan else _no_constant)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: {error.msg} (line {error.lineno}, column {error.colno})") from None
     except RecursionError:
         raise UserError(f"{where}: it is nested too deeply") from None
-    except ValueError as error:  # a number of more digits than Python converts, or no number
+    except ValueError as error:  # a number of more digits than Python converts, or NaN
         raise UserError(f"{where}: {str(error).partition(';')[0]}") from None
 
 
@@ -113,7 +113,7 @@ def _no_constant(name: str) -> None:
 
 
 def yaml_file(given: str | Path) -> Path | None:
-    """The file that a recipe or a study is given as; None where it is given by its name."""
+    """The file that a recipe or a study is given as; None if it is given by its name."""
     return Path(given) if isinstance(given, Path) or given.endswith((".yaml", ".yml")) else None
 
 
@@ -121,18 +121,18 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
-        UserError: as :func:`read_text`, and where it is not YAML or not a mapping.
+        UserError: as for :func:`read_text`, and if the file is not YAML or not a mapping.
     """
     content = parse_yaml(read_text(path, what), f"{what}: cannot read {path}")
     return _of_kind(content, dict, f"{what}: got", f" in {path}")
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """YAML of plain data, with YAML 1.2's numbers: 1e-3 is a number, 1:30, ``no`` and 2026-01-01 are text.
+    """Parse plain data in YAML, as YAML 1.2 reads it: 1e-3 is a number; 1:30, ``no`` and 2026-01-01 are text.
 
     Raises:
-        UserError: it begins with ``where``: no YAML, a key that is given twice or is not text, tags, aliases that
-            repeat themselves or stand for more than 100,000 values.
+        UserError: the text is not YAML, has a key twice or one that is not text, tags, aliases that contain themselves,
+            or more than 100,000 values with what aliases stand for. The message begins with ``where``.
     """
     import yaml
 
@@ -153,7 +153,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def dump_yaml(content: Any, *, lists_in_line: bool = False) -> str:
-    """Plain data as YAML that :func:`parse_yaml` and YAML 1.1's readers read back as they are."""
+    """Plain data as YAML that both :func:`parse_yaml` and readers of YAML 1.1 read back unchanged."""
     import yaml
 
     dumper = _dumper()
@@ -164,12 +164,12 @@ def dump_yaml(content: Any, *, lists_in_line: bool = False) -> str:
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: null in the place of a number that is not finite."""
+    """JSON that every reader accepts, with null in place of numbers that are not finite."""
     return json.dumps(without_nonfinite(value), indent=indent, allow_nan=False)
 
 
 def without_nonfinite(value: Any) -> Any:
-    """As JSON can hold it: None in the place of a number that is not finite, lists in that of tuples."""
+    """The value as JSON can hold it: None in place of numbers that are not finite, and lists in place of tuples."""
     if isinstance(value, dict):
         return {key: without_nonfinite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -185,8 +185,8 @@ def _of_kind(content: Any, kind: type | None, got: str, behind: str) -> Any:
 
 
 def _check_size(content: Any) -> None:
-    """Raises ValueError for aliases that repeat themselves, too many values, and too many levels."""
-    sizes: dict[int, int] = {}  # of what aliases share, each counted once
+    """Raises ValueError for aliases that contain themselves, too many values, and too many levels."""
+    sizes: dict[int, int] = {}  # by id, so that what aliases share is measured once
 
     def size(value: Any, above: tuple[int, ...]) -> int:
         if not isinstance(value, dict | list):
@@ -255,7 +255,7 @@ def _loader() -> Any:
 
 
 def _dumper() -> Any:
-    """PyYAML's, which quotes what either version would read as something else than text."""
+    """PyYAML's dumper, which quotes text that either version of YAML would read as something else."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

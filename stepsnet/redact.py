@@ -1,4 +1,4 @@
-"""Commands and settings without what says where on this machine files are: for what is recorded and published."""
+"""Commands and settings without anything that says where files are on this machine, to be recorded and published."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["public", "public_command", "public_value", "without_place"]
 
 # a home, a root, a drive, or a way out of the current folder
 _LOCAL_PATH = re.compile(r"~|[/\\]|[A-Za-z]:[/\\]|([^/\\]+[/\\])*\.\.([/\\]|$)")
-_LOCAL_FOLDERS = re.compile(r"(?<![\w.~/\\-])(~|[A-Za-z]:)?[/\\]([^/\\\s]+[/\\])+")  # inside of other text
+_LOCAL_FOLDERS = re.compile(r"(?<![\w.~/\\-])(~|[A-Za-z]:)?[/\\]([^/\\\s]+[/\\])+")  # inside other text
 
 
 def public_value(text: str) -> str:
     """The last part of a path, and nothing of a URL: ``folder:/home/me/cats@test`` -> ``folder:cats@test``.
 
-    Paths below the current folder, such as ``data/cats``, stay as they are, and so does other text. Of a list or a
-    mapping that is written out, each value is looked at: ``{"file": "/home/me/a.pth"}`` -> ``{"file": "a.pth"}``.
+    Paths below the current folder, such as ``data/cats``, stay as they are, and so does other text. In a list or a
+    mapping that is written out, each value is treated so: ``{"file": "/home/me/a.pth"}`` -> ``{"file": "a.pth"}``.
     """
     if text.lstrip()[:1] in ("[", "{"):
         return _public_structure(text)
@@ -28,19 +28,19 @@ def public_value(text: str) -> str:
         return ",".join(public_value(one) for one in text.split(","))
     kind, colon, path = text.partition(":") if re.match(r"\w\w+:(?!//)", text) else ("", "", text)
     if re.match(r"\w+://", path):
-        path = "URL"  # which may hold hosts and passwords
+        path = "URL"  # it may hold hosts and passwords
     elif _LOCAL_PATH.match(path):
         path = re.split(r"[/\\]", re.sub(r"[/\\]+(?=@|$)", "", path))[-1] or path
     return _LOCAL_FOLDERS.sub("", f"{kind}{colon}{path}")
 
 
 def without_place(data: str) -> str:
-    """The name of a data set, wherever it lies: ``folder:data/cifar10`` -> ``folder:cifar10``; a hub's stays whole."""
+    """A data set's name without its folder: ``folder:data/cifar10`` -> ``folder:cifar10``; a hub's stays whole."""
     return public_value(data) if data.startswith("hfds:") else re.sub(r"[^/:]*/+(?=[^/])", "", data).rstrip("/")
 
 
 def _public_structure(text: str) -> str:
-    """As it was written where nothing in it is of this machine."""
+    """A list or mapping, as it was written if nothing in it belongs to this machine."""
     try:
         given = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -52,7 +52,7 @@ def _public_structure(text: str) -> str:
 
 
 def public_command(command: str) -> str:
-    """A command with such values."""
+    """A command with each value as :func:`public_value` makes it."""
     parts = (re.fullmatch(r"([-+\w.]+=)?(.*)", argument, re.DOTALL) for argument in shlex.split(command))
     return shlex.join(f"{found[1] or ''}{public_value(found[2])}" for found in parts if found)
 

@@ -1,4 +1,4 @@
-"""Whether a run may start or go on in a folder, and under which recipe it does."""
+"""Whether a run may start or resume in a folder, and under which recipe."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = [
     "settle_recipe",
 ]
 
-# False: a new run. True: the run in the folder goes on, under the recipe that it has. "auto": it goes on, or starts
-# where there is none. "extend": it goes on, and its number of epochs may be another.
+# False: start a new run. True: resume the run in the folder, under the recipe that it has. "auto": resume it, or start
+# one if there is none. "extend": resume it, perhaps with another number of epochs.
 Resume = bool | Literal["auto", "extend"]
 
 _RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
@@ -41,10 +41,10 @@ _OF_A_START |= {"tracker.txt", *ASSETS}
 
 
 def folder_of(recipe: Recipe, file: Path | None, resume: Resume) -> Path:
-    """Where a recipe is trained when no folder is named: in ``runs/``, by its name.
+    """The folder in which a recipe is trained if none is given: in ``runs/``, by its name.
 
     Args:
-        file: that the recipe was read from. A run goes on where its ``config.yaml`` is.
+        file: the file that the recipe was read from. A run is resumed in the folder of its ``config.yaml``.
     """
     of_run = (LOCK, "metrics.jsonl", "checkpoints")
     if resume and file and file.name == CONFIG and any((file.parent / name).exists() for name in of_run):
@@ -56,11 +56,11 @@ def settle_recipe(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = 
     """Find out whether a recipe can be trained in a folder. Nothing is written.
 
     Args:
-        is_grid: of a comparison, which has ``recipes/``.
+        is_grid: whether the recipe is that of a comparison, whose folder has ``recipes/``.
 
     Returns:
-        The recipe to train: with what the run that is there has decided where the recipe leaves it open, its threads,
-        and the lengths that its schedule had. A start that came to no update has decided nothing.
+        The recipe to train. A run that is there already fills in what the recipe leaves open, including the threads,
+        and the earlier lengths of its schedule. A start that made no update has decided nothing.
 
     Raises:
         UserError: the folder holds something else, another recipe, or nothing to resume.
@@ -81,9 +81,9 @@ def settle_recipe(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = 
 
 
 def require_begun(folder: Path, resume: Resume) -> None:
-    """Raises UserError where resuming alone was asked for, and no run was ever started in a folder.
+    """Raises UserError if only resuming was asked for, and no run was ever started in the folder.
 
-    One that was stopped before its first file has left its lock, and is resumed from its beginning.
+    A run that was stopped before its first file has left its lock, and is resumed from the beginning.
     """
     if resume and resume != "auto" and not (folder.is_dir() and any(folder.iterdir())):
         raise UserError(
@@ -93,31 +93,31 @@ def require_begun(folder: Path, resume: Resume) -> None:
 
 
 def can_go_on(folder: Path) -> bool:
-    """Whether a run or a comparison was started in a folder, and there is more of it than a start without an update.
+    """Whether a run or a comparison was started in a folder and got further than a start without an update.
 
-    After such a start, any recipe is trained there from its beginning.
+    After such a start, any recipe may be trained there from the beginning.
     """
     names = names_in(folder)
     return CONFIG in names and not _is_untrained(folder, names)
 
 
 def is_past_its_start(folder: Path) -> bool:
-    """Whether a run has checkpoints or has ended, and needs the weights that its recipe starts from no more."""
+    """Whether a run has checkpoints or has ended, and no longer needs the weights that its recipe starts from."""
     return updates_done(folder) > 0 or has_ended(folder)
 
 
 def _is_untrained(folder: Path, names: set[str]) -> bool:
-    """Whether a run was started here that came to no update, as one that failed at its start; it has left its lock."""
+    """Whether a run was started here and made no update, perhaps because it failed; it has left its lock."""
     if not (folder / LOCK).exists() or updates_done(folder) or not names <= _OF_A_START:
         return False
     return not any(line["step"] and line["kind"] != "diverged" for line in read_metrics(folder))
 
 
 def _clear_failed_start(folder: Path) -> None:
-    """Remove the files that a start which came to no update has left, maybe that of another recipe or label.
+    """Remove the files of a start that made no update, perhaps one with another recipe or label.
 
-    Folders stay, and so do the faults that it has recorded. ``config.yaml`` stays until it is replaced, so that a kill
-    in between leaves what is a start of a run.
+    Folders stay, and so do the faults that it has recorded. ``config.yaml`` stays until it is replaced, so that even
+    after a kill in between, the folder is that of a run that was started.
     """
     try:
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -128,7 +128,7 @@ def _clear_failed_start(folder: Path) -> None:
 
 
 def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
-    """The recipe under which the run in a folder goes on. Raises UserError where it is not this one's."""
+    """The recipe under which the run in a folder is resumed. Raises UserError if the run has another recipe."""
     there = read_recipe(folder / CONFIG)
     recipe = as_begun(recipe, there)
     theirs, ours = to_plain(there), to_plain(recipe)
@@ -139,7 +139,7 @@ def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
             hint = ""
             if key == "epochs":
                 hint = f" (`stepsnet resume {folder} epochs={ours[key]}` changes its length)"
-                if ours[key] < theirs.get(key, 0):  # which was changed since
+                if ours[key] < theirs.get(key, 0):  # the length was changed since
                     hint = f" (`stepsnet resume {folder}` goes on with it)"
             elif resume == "extend":
                 hint = f"; what may change is {', '.join(sorted(free - {'earlier_epochs'}))}"
@@ -158,7 +158,7 @@ def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
 
 
 def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
-    """Raises UserError where the run in a folder has already been trained for longer."""
+    """Raises UserError if the run in a folder has already been trained for longer."""
     done = updates_done(folder)
     if done > epochs * steps_per_epoch:
         raise UserError(
@@ -168,17 +168,17 @@ def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
 
 
 def check_data(folder: Path, counts: Mapping[str, int], recipe: Recipe) -> None:
-    """Raises UserError where data with these counts are not those that the run in a folder has a checkpoint of.
+    """Raises UserError if the run in a folder has a checkpoint of data with other counts than these.
 
-    Checked before anything is written, since a mismatch with a finished run would never surface later. A finished run
-    may lack a valid checkpoint; an unfinished run that has checkpoints needs a valid one.
+    This is checked before anything is written, since a mismatch with a finished run would never surface later. A
+    finished run may lack a valid checkpoint; an unfinished run that has checkpoints needs a valid one.
     """
     from .checkpoint import latest
 
     try:
         checkpoint, _ = latest(folder / "checkpoints")
     except UserError:
-        if not has_ended(folder, recipe):  # a finished run needs none of them any more
+        if not has_ended(folder, recipe):  # a finished run no longer needs any of them
             raise
         return
     if checkpoint:
@@ -186,13 +186,13 @@ def check_data(folder: Path, counts: Mapping[str, int], recipe: Recipe) -> None:
 
 
 def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:
-    """Raises UserError where a run would begin again because its checkpoints were removed."""
+    """Raises UserError if a run would begin again because its checkpoints were removed."""
     if done or (has_ended(folder) and not extends):
         return
     epochs = [line for line in read_metrics(folder) if line.get("kind") == "epoch"]
     if len(epochs) > 1 or has_ended(folder):  # the first epoch's line comes before the first checkpoint
         raise UserError(f"--resume: {folder} has no checkpoint left to go on from, expected one in checkpoints/")
-    if (folder / "model.safetensors").exists():  # of a published run: a new training's would replace them
+    if (folder / "model.safetensors").exists():  # of a published run: those of a new training would replace them
         raise UserError(
             f"--resume: {folder} has trained weights and no checkpoint to go on from, expected the folder of a run "
             "that was stopped"
@@ -200,9 +200,9 @@ def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:
 
 
 def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_grid: bool = False) -> Recipe:
-    """As :func:`settle_recipe`; and ``config.yaml`` is written. The caller holds the folder's lock.
+    """Do what :func:`settle_recipe` does, and write ``config.yaml``. The caller holds the folder's lock.
 
-    The results of a run that now gets other epochs are put aside in ``epochs-N/``.
+    The results of a run that now gets another number of epochs are put aside in ``epochs-N/``.
     """
     resolved = settle_recipe(folder, recipe, resume, is_grid)
     if folder.is_dir():
@@ -211,7 +211,7 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     if not goes_on:
         _clear_failed_start(folder)
     config = folder / CONFIG
-    is_over = has_ended(folder, resolved)  # what it was trained with stays as it is
+    is_over = has_ended(folder, resolved)  # then the record of what it was trained with stays
     if not (config.exists() and (is_over or (goes_on and to_plain(read_recipe(config)) == to_plain(resolved)))):
         write_atomically(config, to_yaml(resolved))
     if not is_over and (summary := read_summary(folder)):
@@ -221,15 +221,17 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
 
 
 def put_aside(folder: Path, epochs: int, names: Sequence[str], replaces: bool = True) -> None:
-    """Move what is there of these, the results of so many epochs, to ``epochs-N/``. The caller holds the lock.
+    """Move those of these files that exist, the results after ``epochs`` epochs, to ``epochs-N/``.
+
+    The caller holds the lock.
 
     Args:
-        replaces: False where what is there already is better than what there is now, and this stays in its place.
+        replaces: False if a file that is there already is better than the one to be moved, which then stays.
     """
     aside = folder / f"epochs-{epochs}"
     for name in names:
         if (folder / name).exists() and (replaces or not (aside / name).exists()):
             aside.mkdir(exist_ok=True)
-            if (aside / name).is_dir():  # of an earlier time that it had so many
+            if (aside / name).is_dir():  # from an earlier time with as many epochs
                 shutil.rmtree(aside / name)
             os.replace(folder / name, aside / name)

@@ -1,8 +1,8 @@
 """The folder of a run: how it is locked, what it holds, and where its weights are (resuming.py: who may train in it).
 
 A folder holds ``config.yaml`` (which alone replays the run), ``metrics.jsonl``, ``checkpoints/`` and, at
-the end, ``model.safetensors``, ``summary.json`` and ``report.html``. That of a comparison or a sweep holds a folder for
-each run, and the recipe of each in ``recipes/``.
+the end, ``model.safetensors``, ``summary.json`` and ``report.html``. The folder of a comparison or a sweep holds a
+folder for each run, and the recipe of each in ``recipes/``.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ __all__ = [
 
 RECIPES_FOLDER = "recipes"
 CONFIG, LOCK = "config.yaml", ".lock"
-_FAULT = re.compile(r"fault-\w+\.txt")  # of the program, recorded in the folder that it met it in (errors.py)
-# what the tasks put beside a run's weights, by which others read and build them (``Task.save_assets``)
+_FAULT = re.compile(r"fault-\w+\.txt")  # a fault of the program, recorded in the folder it was working in (errors.py)
+# what the tasks put beside a run's weights, so that others can read them and build the model (``Task.save_assets``)
 ASSETS = (
     "classes.json",
     "categories.json",
@@ -66,7 +66,7 @@ ASSETS = (
 
 
 def folder_name(name: str) -> str:
-    """What a run of that name is called among others: one folder, whatever the name holds, and not a hidden one."""
+    """The name of a run's folder among others: one folder, whatever the run's name holds, and not a hidden one."""
     return re.sub(r"[^\w.+=@-]", "-", name).lstrip(".-")[:60] or "run"
 
 
@@ -90,12 +90,12 @@ def lock_folder(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the folder's lock, which the operating system releases however the process ends; make the folder if needed.
 
     Args:
-        wait: seconds for which another process may still hold it.
+        wait: seconds to wait for another process that still holds it.
 
     Raises:
         UserError: another process holds it, the folder cannot be written, or its disk has no such locks.
     """
-    # soft: a file in the place of a lock, which a process that is killed leaves behind for good
+    # a soft lock would be a mere file, which a killed process leaves behind for good
     lock = FileLock(folder / LOCK, timeout=wait, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,14 +110,14 @@ def lock_folder(folder: Path, wait: float = 0.0) -> Iterator[None]:
         yield
     except Exception as error:
         with suppress(AttributeError):
-            error.run_folder = folder  # type: ignore[attr-defined] # where an unforeseen one is recorded
+            error.run_folder = folder  # type: ignore[attr-defined] # where an unforeseen error is recorded
         raise
     finally:
         lock.release()
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among these, each once: itself, or those within a comparison's, a sweep's or a study's."""
+    """The run folders among these, each once: a run's own, or those within a comparison's, a sweep's or a study's."""
     found: list[Path] = []
     for folder in folders:
         is_a_run = (folder / "metrics.jsonl").exists()  # a comparison's folder has only a config.yaml
@@ -127,7 +127,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def each_once(folders: Sequence[Path]) -> list[Path]:
-    """The folders in their order, without those that are one of them under another path."""
+    """The folders in their order, without those that repeat an earlier one under another path."""
     found: dict[Path, Path] = {}
     for folder in folders:
         found.setdefault(folder.resolve(), folder)
@@ -140,12 +140,12 @@ def has_begun(folder: Path) -> bool:
 
 
 def updates_done(folder: Path) -> int:
-    """After how many updates the latest checkpoint was written; 0 without one."""
+    """The number of updates after which the latest checkpoint was written; 0 without one."""
     return max([0, *map(step_of, checkpoint_folders(folder / "checkpoints"))])
 
 
 def has_ended(folder: Path, recipe: Recipe | None = None) -> bool:
-    """Whether a run has come to its end: of this recipe's length, where one is given."""
+    """Whether a run has ended or, if a recipe is given, whether it has ended at the recipe's length."""
     summary = read_summary(folder)
     return summary is not None and (recipe is None or _is_of(summary, recipe))
 
@@ -155,7 +155,7 @@ def _is_of(summary: Mapping[str, Any], recipe: Recipe) -> bool:
 
 
 def kind_of(folder: Path) -> Literal["run", "comparison", "sweep"]:
-    """What was trained in a folder: one run, or several; of these a comparison has a recipe of its own.
+    """What was trained in a folder: one run, or several; unlike a sweep, a comparison has a recipe of its own.
 
     Raises:
         UserError: the folder cannot be read.
@@ -172,7 +172,7 @@ def recipes_of_runs(folder: Path) -> dict[str, Recipe]:
 
 
 def refuse_several(folder: Path) -> None:
-    """Raises UserError for the folder of a comparison or a sweep, where one of its runs is meant."""
+    """Raises UserError for the folder of a comparison or a sweep, when a single run is expected."""
     if folder.is_dir() and (kind := kind_of(folder)) != "run":
         inside = [run.name for run in find_runs([folder]) if run != folder]
         more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
@@ -181,14 +181,14 @@ def refuse_several(folder: Path) -> None:
 
 
 def require_run(folder: Path) -> None:
-    """Raises UserError where a folder is not that of one run."""
+    """Raises UserError if a folder is not that of one run."""
     refuse_several(folder)
     if not has_begun(folder):
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
 
 
 def read_run_recipe(folder: Path) -> Recipe:
-    """For what works on the run's own weights; who trains on asks for the pretrained ones too.
+    """Read a run's recipe, to use the run's own weights; whoever trains on has to ask for pretrained ones too.
 
     Raises:
         UserError: the folder is not that of one run, or its model is fetched and the user has not asked for it.
@@ -205,7 +205,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def how_far(folder: Path) -> str | None:
-    """How far a run that has not ended is, in words: after update 1 of 132; None of others, and of published ones."""
+    """How far an unfinished run has got, as "after update 1 of 132"; None for others, and for published ones."""
     from .checkpoint import latest
 
     if read_summary(folder) is not None:
@@ -220,7 +220,7 @@ def how_far(folder: Path) -> str | None:
 
 
 def on_unfinished(folder: Path) -> list[str]:
-    """A line for whoever uses the weights of a run that has not ended."""
+    """A line for whoever uses the weights of a run that has not ended; none for other runs."""
     far = how_far(folder)
     return [f"{folder} has not ended: these are its weights {far}"] if far else []
 
@@ -229,8 +229,8 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """A run's final weights, or those of its latest valid checkpoint.
 
     Raises:
-        UserError: there are none yet, or they cannot be read, or are not those that the run has written; or the folder
-            is that of several runs.
+        UserError: there are none yet, they cannot be read, or they are not those that the run has written; or the
+            folder is that of several runs.
     """
     from .checkpoint import latest, load_weights
 

@@ -1,4 +1,4 @@
-"""What a run says of itself: the lines of its metrics, the names of its checkpoints, its summary once it has ended."""
+"""What a run records about itself: lines of metrics, names of checkpoints, and a summary once it has ended."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
     "step_of",
 ]
 
-LABEL = "label.txt"  # of a run among others: what its model is called in reports
+LABEL = "label.txt"  # what the model of a run among others is called in reports
 
 _CHECKPOINT = re.compile(r"\.?step-\d{8,}")
 
-# optional keys of summary.json: their type, and how messages call it
+# optional keys of summary.json: their type, and what messages call it
 _IN_SUMMARY: dict[str, tuple[Any, str]] = {
     "metrics": (dict, "numbers by name"),
     "seed": (int, "a whole number"),
@@ -47,14 +47,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def diverged_at(folder: Path) -> int | None:
-    """The update at which a run has met a number that is not finite; None of one that has ended well, or goes on."""
+    """The update at which a run met a number that is not finite; None if it has ended well or is still going on."""
     lines = metrics_text(folder / "metrics.jsonl")
     last = parse_metrics(lines[-1]) if lines else None
     return last["step"] if last and last["kind"] == "diverged" else None
 
 
 def read_label(folder: Path) -> str:
-    """What a run among others was started as; nothing where it was started alone."""
+    """The label that a run among others was started with; nothing if it was started alone."""
     file = folder / LABEL
     return read_text(file, "run").strip() if file.exists() else ""
 
@@ -65,7 +65,7 @@ def metrics_text(path: Path) -> list[str]:
 
 
 def parse_metrics(text: str) -> dict[str, Any] | None:
-    """A line of a log; None for what no run has written, such as the half of a line."""
+    """A line of a log; None for what no run has written, such as half a line."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -75,7 +75,7 @@ def parse_metrics(text: str) -> dict[str, Any] | None:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """What a run that has ended says of itself; None where it has not ended. Raises UserError where it is damaged."""
+    """The summary of a run; None if the run has not ended. Raises UserError if the file is damaged."""
     file = folder / "summary.json"
     if not file.exists():
         return None
@@ -92,7 +92,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 def checkpoint_folders(folder: Path) -> list[Path]:
     """Checkpoints, the latest first. One under its temporary name is among them once it has its checksums.
 
-    A copy of one under another name is not.
+    A copy under another name is not.
     """
     found = [path for path in folder.glob("*step-*") if _CHECKPOINT.fullmatch(path.name)]
     whole = [path for path in found if not path.name.startswith(".") or (path / SUMS).exists()]

@@ -58,7 +58,7 @@ class StepsNet(nn.Module):
 
     _stream_hooks: Any = ()  # functions, see stream_hook
     lead = 0  # blocks in front of the stream, which only a StepSequence may have
-    stream_scale = 1.0  # by which the stream is multiplied where it begins; another one only in a StepSequence
+    stream_scale = 1.0  # factor of the stream where it begins; only a StepSequence may have another
 
     def __init__(self, networks: Iterable[nn.Module], widths: Sequence[int], dim: int = -1):
         super().__init__()
@@ -137,11 +137,11 @@ class StepsNet(nn.Module):
     def __setitem__(self, index: int, module: nn.Module) -> None:
         """Put a module that reads and writes the block's own channels, (…, C_i) -> (…, C_i), in the block's place.
 
-        It may be made of blocks as they are found by their index: what it holds of them are then their modules, whose
-        parameters are its own.
+        The module may hold blocks that were found by their index: each is replaced there by the block's own module,
+        so that its parameters are among those of the new module.
 
         Raises:
-            TypeError: something that is not an ``nn.Module``, or blocks that are joined by a design of the stream.
+            TypeError: something that is not an ``nn.Module``, or a design of the stream joins the container's blocks.
         """
         holder, name = self._places()[operator.index(index)]
         module = module_of(module)
@@ -156,7 +156,7 @@ class StepsNet(nn.Module):
         setattr(holder, name, module)
 
     def _places(self) -> list[tuple[nn.Module, str]]:
-        """Of each block, the module that holds it and its name there."""
+        """For each block, the module that holds it and its name there."""
         places: list[tuple[nn.Module, str]] = []
         for step, network in enumerate(self.networks):
             if isinstance(network, StepsNet):
@@ -169,7 +169,7 @@ class StepsNet(nn.Module):
 
     @contextmanager
     def stream_hook(self, hook: Callable[[StepsNet, Tensor], Tensor]) -> Iterator[None]:
-        """Put ``hook(self, x)`` in the place of the input x, (…, C), whether the container is called or looped over."""
+        """Replace the input x, (…, C), by ``hook(self, x)``, whether the container is called or looped over."""
 
         def replaced(module: StepsNet, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
             if inputs:
@@ -185,7 +185,7 @@ class StepsNet(nn.Module):
             self._stream_hooks = tuple(other for other in self._stream_hooks if other is not hook)
 
     def _begin_stream(self, x: Tensor) -> Tensor:
-        """What the first block of a loop does with the whole stream before it."""
+        """What the first block of a loop does to the whole stream before it runs."""
         for hook in self._stream_hooks:
             x = hook(self, x)
         return x

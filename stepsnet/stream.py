@@ -1,4 +1,4 @@
-"""The residual stream of a StepsNet: where it is cut, how channels wait, and a block as a function of all of it."""
+"""The residual stream of a StepsNet: where it is cut, how channels wait, and a block as a function of the whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def change_width(
     """Set channels aside, or take waiting ones back, until y holds the first ``slices`` slices of the stream.
 
     The stream is [y, *waiting] before and after. A step from narrow to wide is Eq. (5)'s [y_{i-1}, x_i], a step from
-    wide to narrow Eq. (6)'s Split; where the width stays, nothing is done.
+    wide to narrow is Eq. (6)'s Split; if the width stays the same, nothing is done.
     """
     held = len(slice_widths) - len(waiting)  # slices in y
     if slices < held:
@@ -47,9 +47,12 @@ def _beside(y: Tensor, x: Tensor) -> Tensor:
     return x if x.device == y.device else x.to(y.device)
 
 
-@torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared; what returned nothing would be left out
+@torch.fx.wrap  # a leaf in symbolic traces, where shapes cannot be compared; a call without a result would be dropped
 def check_stream(y: Tensor, dim: int, width: int, step: int) -> Tensor:
-    """y as it is. Step 0 is the input. Raises ValueError where it has not so many channels, TypeError for no tensor."""
+    """Return y unchanged. Raises TypeError unless it is a tensor, ValueError unless it has ``width`` channels.
+
+    Step 0 is the input.
+    """
     if not isinstance(y, Tensor):
         where = f"output of step {step}" if step > 0 else "input"
         raise TypeError(f"{where} of the StepsNet: got {type(y).__name__}, expected one tensor")
@@ -65,19 +68,19 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def recomputed_as(module: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """:func:`recomputed` for what stands in place of a module's forward pass.
+    """The same as :func:`recomputed`, for a function that stands in for a module's forward pass.
 
-    Running statistics of its norms count the call once.
+    The running statistics of the module's norms count the call once.
     """
     parts = module.modules() if isinstance(module, nn.Module) else ()
     norms = [part for part in parts if isinstance(part, _NormBase) and part.training]
-    if norms and not torch.compiler.is_compiling():  # which takes no contexts but its own
+    if norms and not torch.compiler.is_compiling():  # the compiler takes no contexts but its own
         kwargs["context_fn"] = lambda: (nullcontext(), _StatisticsKept(norms))
     return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
 
 class _StatisticsKept:
-    """The buffers of norms are after the block what they were before it. A second backward pass enters it again."""
+    """A context that restores the buffers of norms when it ends. A second backward pass enters it again."""
 
     def __init__(self, norms: Sequence[nn.Module]):
         self.norms = norms
@@ -87,7 +90,7 @@ class _StatisticsKept:
 
     def __exit__(self, *error: object) -> None:
         for buffer, before in self.before:
-            buffer.data.copy_(before)  # autograd has saved the buffers, and need not know
+            buffer.data.copy_(before)  # through .data: autograd has saved the buffers, and need not know
 
 
 class StreamBlock:
@@ -98,7 +101,7 @@ class StreamBlock:
 
     Args:
         block: the module.
-        run: what is called in its place: a function of the first ``width`` channels, in a nested StepsNet or in a
+        run: what is called instead of it: a function of the first ``width`` channels, in a nested StepsNet or in a
             design of the stream.
     """
 
@@ -117,7 +120,7 @@ class StreamBlock:
         self.block, self.block_call = block, block if run is None else run
         self.width, self._stream_width, self._dim = width, stream_width, dim
         self._checkpointed = checkpointed
-        self._begin = begin  # of the first block: what is done with the whole stream before it
+        self._begin = begin  # for the first block: what is done to the whole stream before it
 
     def __call__(self, z: Tensor, *args, **kwargs) -> Tensor:
         """z: (…, C), channels along ``dim`` -> the stream after this block, (…, C)."""

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def format_mean_std(values: Sequence[float], spec: str = ".2f", unit: str = "", std_spec: str | None = None) -> str:
-    """Mean ± sample standard deviation, such as ``71.0 ± 1.8%``; of one value there is no deviation.
+    """Mean ± sample standard deviation, such as ``71.0 ± 1.8%``; a single value has no deviation.
 
     Args:
         spec: the format of the mean, and of the deviation unless ``std_spec`` gives another one.
@@ -46,7 +46,7 @@ def quartiles(values: Sequence[float]) -> dict[str, Any]:
 
 
 def format_quartiles(found: Mapping[str, Any], spec: str | None = ".2f") -> str:
-    """What :func:`quartiles` returned, as ``median (first to third quartile)``; without a spec by format_number."""
+    """The result of :func:`quartiles` as ``median (first to third quartile)``; without a spec, by format_number."""
     values = (found["median"], *found["quartiles"])
     median, first, third = (format_number(value) if spec is None else f"{value:{spec}}" for value in values)
     return f"{median} ({first} to {third})"
@@ -64,7 +64,7 @@ def percent(share: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """With three significant digits, every one before the point, and no exponent: 0.0123, 45.6, 1,423."""
+    """With three significant digits, but all of those before the point, and no exponent: 0.0123, 45.6, 1,423."""
     if not value or not math.isfinite(value):
         return f"{value:g}"
     rounded = float(f"{value:.2e}")  # 9.996 has one digit before the point, and 10.0 has two

@@ -17,10 +17,10 @@ from typing import TextIO
 
 __all__ = ["OutputLost", "abandon", "counted", "flush", "prepare_streams", "printable", "say", "silenced"]
 
-# what an encoding without our own characters gets in their place
+# what stands for our own characters in an encoding that lacks them
 _PLAIN = {"—": "-", "–": "-", "−": "-", "×": "x", "±": "+-", "→": "->", "…": "...", "·": "*", "⁹": "^9", "√": "sqrt "}
 
-# C0 without tab and newline, DEL and C1, what ends a line or reverses the direction of text
+# C0 without tab and newline, DEL and C1, and what ends a line or reverses the direction of text
 _CONTROL = {*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A)} - {0x09, 0x0A}
 _ESCAPED = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROL}
 
@@ -36,7 +36,7 @@ class OutputLost(Exception):
 
 @contextmanager
 def silenced(logger: str) -> Iterator[None]:
-    """Without the log of a library that says what we say ourselves, or what is no matter."""
+    """Silence the log of a library that says what we say ourselves, or what does not matter."""
     log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -47,7 +47,7 @@ def silenced(logger: str) -> Iterator[None]:
 
 
 def printable(text: object) -> str:
-    """The text with control characters as they are written in Python, such as ``\\x1b``; lines and tabs stay."""
+    """The text with control characters as they are written in Python, such as ``\\x1b``; newlines and tabs stay."""
     return str(text).translate(_ESCAPED)
 
 
@@ -57,7 +57,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def say(text: object = "", *, error: bool = False, end: str = "\n", flush: bool = False) -> None:
-    """Print a text on standard output, or on standard error, where nothing is said that cannot be written.
+    """Print a text on standard output, or on standard error, where what cannot be written is dropped.
 
     Raises:
         OutputLost: standard output cannot be written.
@@ -70,7 +70,7 @@ def say(text: object = "", *, error: bool = False, end: str = "\n", flush: bool 
 
 
 def flush() -> None:
-    """Raises OutputLost where what has been said cannot be written."""
+    """Flush standard output. Raises OutputLost if what has been said cannot be written."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -79,9 +79,9 @@ def flush() -> None:
 
 
 def prepare_streams() -> None:
-    """Let no character end the program, and no file that is opened later take the place of a closed stream."""
+    """Make sure that no character ends the program, and that no file takes the place of a closed stream."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by who started us: a file opened next would get its descriptor
+        if getattr(sys, name) is None:  # closed by whoever started us: a file opened next would get its descriptor
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the program runs
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # a stand-in for a stream, in a notebook say
@@ -89,7 +89,7 @@ def prepare_streams() -> None:
 
 
 def abandon(stream: TextIO) -> None:
-    """Send what a stream still holds to nowhere; Python would try once more to write it, and complain, at its exit."""
+    """Discard what a stream still holds; at exit, Python would try once more to write it, and complain."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -1,8 +1,8 @@
-"""Modules of a user's that a recipe names under ``import``; they register models, data sets and tasks.
+"""User modules that a recipe names under ``import``; they register models, data sets and tasks.
 
-To import a module is to run it. So a recipe names modules that are on this machine already, and nothing is downloaded
-for it. Among them are those beside the recipe's file, and in the folder that its ``import_from`` names: whoever loads a
-run that somebody else has made runs what came with it.
+To import a module is to run it. So a recipe can only name modules that are already on this machine, and nothing is
+downloaded for it. Among them are those beside the recipe's file and in the folder that its ``import_from`` names:
+whoever loads a run that somebody else has made also runs the modules that came with it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 # this package, and what is installed: they may lie in the folder of a user's module, as in a clone with its .venv
 _NOT_THE_USERS = {Path(__file__).parent, *(Path(path) for path in map(sysconfig.get_path, _INSTALLED) if path)}
 
-# by which a package may import modules that no statement names
+# functions by which a package may import modules that no statement names
 _BY_NAME = {"import_module", "__import__", "iter_modules", "walk_packages"}
 
-_loaded: set[str] = set()  # the modules that were first imported here, or for those that were
-_versions: dict[str, str] = {}  # of those of them that were named
+_loaded: set[str] = set()  # modules that were first imported here, and what they imported
+_versions: dict[str, str] = {}  # by name, for those of them that a recipe named
 
 
 def import_user_modules(names: Sequence[str], folder: str | Path | None = None) -> None:
@@ -43,11 +43,11 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
     of ``sys.path``, for what the modules import later.
 
     Args:
-        folder: that of the recipe's file.
+        folder: the folder of the recipe's file.
 
     Raises:
-        UserError: a name is not that of a module, the module is not found, or it fails; or another one of that name
-            is imported already.
+        UserError: a name is not that of a module, the module is not found or fails, or another one of that name has
+            been imported already.
     """
     folders = list(dict.fromkeys(str(Path(each).resolve()) for each in (".", folder) if each is not None))
     for name in names:
@@ -61,7 +61,7 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
                 files = _own_files(name, loaded)
                 USER_CODE.update([*getattr(module, "__path__", ()), *map(str, files)])
                 _loaded.update(loaded)
-                # one that the user's code had imported is as it was then
+                # a module that the user's code had imported before is as it was then
                 if name in loaded or (name in _loaded and name not in _versions):
                     _versions[name] = _version_of(_files_in_statements(name))
             except ModuleNotFoundError as error:
@@ -77,8 +77,11 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
 
 
 def module_versions(names: Iterable[str]) -> dict[str, str]:
-    """A checksum of each of these modules, with the files beside it that its import statements, and theirs, name, as
-    they were when this process has imported it for a recipe; of one that the user's code had imported before, none."""
+    """The checksums of these modules, each as it was when this process imported it for a recipe.
+
+    A checksum covers the module and the files beside it that its import statements, and theirs, name. A module that the
+    user's code had imported before has none.
+    """
     return {name: _versions[name] for name in names if name in _versions}
 
 
@@ -87,7 +90,7 @@ def is_module_version(text: str) -> bool:
 
 
 def _require_found_now(name: str) -> None:
-    """Raises UserError where an earlier import has given this process another module than is found by this name now."""
+    """Raises UserError if this process has already imported another module than the one found by this name now."""
     path: Sequence[str] | None = None
     here, parts = None, name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -107,7 +110,7 @@ def _require_found_now(name: str) -> None:
 
 
 def _own_files(name: str, loaded: Iterable[str]) -> list[Path]:
-    """The files of a module of the user's, and of the modules and packages beside it that were loaded for it."""
+    """The files of a user's module, and of the modules and packages beside it that were loaded for it."""
     of_module, beside = _places(name)
     found = {of_module}
     for each in loaded:
@@ -118,11 +121,12 @@ def _own_files(name: str, loaded: Iterable[str]) -> list[Path]:
 
 
 def _files_in_statements(name: str, of_module: Path | None = None) -> list[Path]:
-    """The files of a module of the user's, and of the modules and packages beside it that its import statements, and
-    theirs, name; whatever else this process has loaded, they are the same.
+    """The files of a user's module, and of what is beside it that its import statements, and theirs, name.
+
+    They do not depend on what else this process has loaded.
 
     Args:
-        of_module: its file; by default that which was imported.
+        of_module: the module's file; by default the one that was imported.
     """
     of_module, beside = _places(name, of_module)
     found, seen, waiting = {of_module}, set(), [name]
@@ -140,8 +144,10 @@ def _files_in_statements(name: str, of_module: Path | None = None) -> list[Path]
 
 
 def _imported_by(file: Path, name: str, is_package: bool) -> Iterator[str]:
-    """The modules that the statements of a module's file import, and what may be such; of a package that imports by
-    names which it makes, all that are in its folder."""
+    """The modules that the statements in a module's file import, and names in them that may be modules.
+
+    For a package that imports by names that it computes, these include all modules in its folder.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # an extension, or a file in a zip
@@ -150,7 +156,7 @@ def _imported_by(file: Path, name: str, is_package: bool) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # from above the outermost package
+            with suppress(ImportError):  # from beyond the outermost package
                 source = "." * node.level + (node.module or "")
                 source = resolve_name(source, name if is_package else name.rpartition(".")[0])
                 yield from (f"{source}.{alias.name}" for alias in node.names)
@@ -159,7 +165,7 @@ def _imported_by(file: Path, name: str, is_package: bool) -> Iterator[str]:
 
 
 def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements of a module that are neither in a function nor for type checkers alone."""
+    """The statements of a module that are neither in a function nor only for type checkers."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
             yield child
@@ -169,19 +175,18 @@ def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _last_name(node: ast.AST) -> str:
-    """c of c or of a.b.c, and "" of something else."""
+    """The name c in the expressions c and a.b.c; "" for anything else."""
     return getattr(node, "id", getattr(node, "attr", ""))
 
 
 def _places(name: str, of_module: Path | None = None) -> tuple[Path, Path]:
-    """The file of a module, which is imported where none is given, and the folder that holds it or its outermost
-    package."""
+    """The file of a module, by default the imported one, and the folder that holds it or its outermost package."""
     of_module = of_module or Path(str(sys.modules[name].__file__))  # a package without one has no code either
     return of_module, of_module.parents[name.count(".") + (of_module.name == "__init__.py")]
 
 
 def _is_own(file: Path, module: str, name: str) -> bool:
-    """Whether a module's file is of the package of the module ``name``, or else neither installed nor ours."""
+    """Whether a module belongs to the package of the module ``name``, or else is neither installed nor ours."""
     is_of_package = module.partition(".")[0] == name.partition(".")[0]
     return is_of_package or not any(map(file.is_relative_to, _NOT_THE_USERS))
 

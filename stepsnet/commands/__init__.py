@@ -1,4 +1,4 @@
-"""The verbs of the command line, a file each: its arguments and its function. cli.py collects them.
+"""The verbs of the command line, one file each with its arguments and its function. cli.py collects them.
 
-A module imports what is heavy inside its functions, so that ``stepsnet --help`` answers at once.
+The modules import heavy packages inside their functions, so that ``stepsnet --help`` answers at once.
 """

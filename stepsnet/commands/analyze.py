@@ -1,4 +1,4 @@
-"""`stepsnet analyze`: analyses of runs on their validation split: Fig. 2 and what stands behind it, Tables 6 and 7."""
+"""`stepsnet analyze`: analyses of runs on their validation split: Fig. 2 with its numbers, and Tables 6 and 7."""
 
 from __future__ import annotations
 
@@ -72,20 +72,21 @@ Analysis = Callable[["nn.Module", Evaluate], list[dict[str, Any]]]
 def analyze_shortcut(
     folders: Sequence[Path], out: Path, data: str | None = None, force: bool = False
 ) -> list[dict[str, Any]]:
-    """Fig. 2 of any runs: what the residual stream carries at every checkpoint that they keep.
+    """Fig. 2 for any runs: what the residual stream carries at each checkpoint that they keep.
 
-    Writes ``stream.png``, ``stream.svg`` and ``stream.csv`` in ``out``.
+    Writes ``stream.png``, ``stream.svg`` and ``stream.csv`` to ``out``.
 
     Args:
-        force: replace files of these names.
+        force: replace existing files of these names.
 
     Returns:
-        A row for each checkpoint: mean, minimum and last value over the blocks of γ of the whole stream and of γ of
-        the part that a block reads, the correlation of the output with the input, and the gradient at the first
-        block over that at the last.
+        One row per checkpoint: the mean, minimum and last value over the blocks, both for γ of the whole stream and
+        for γ of the part that a block reads; the correlation of the output with the input; and the ratio of the
+        gradient at the first block to that at the last.
 
     Raises:
-        UserError: a folder is no run, or has no checkpoint, or the files are already there, or ``out`` is no folder.
+        UserError: a folder is not a run or has no valid checkpoint, the files already exist, or ``out`` is not a
+            writable folder.
     """
     from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
@@ -120,7 +121,7 @@ def analyze_shortcut(
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """What runs are called among each other: as their folders, or by the paths to these where names repeat."""
+    """Names that tell runs apart: those of their folders or, if these repeat, their paths below a common folder."""
     names = [folder.name for folder in folders]
     if len(set(names)) == len(names):
         return names
@@ -130,13 +131,13 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def analyze_mask(folders: Sequence[Path], data: str | None = None) -> list[dict[str, Any]]:
-    """Table 6 on runs: metrics are lists with a value for each seed of a recipe.
+    """Table 6 for runs; each metric is a list with one value per seed of a recipe.
 
-    Of runs of several recipes, each has rows of its own, with the names of its runs; runs that have not ended are left
-    out where others have.
+    If there are several recipes, each has its own rows, which name its runs. If some runs have ended, those that have
+    not are left out.
 
     Raises:
-        UserError: a folder is no run, or no model has several steps.
+        UserError: a folder is not a run, or no model has several steps.
     """
     from ..analysis.interventions import mask_paths
 
@@ -144,7 +145,7 @@ def analyze_mask(folders: Sequence[Path], data: str | None = None) -> list[dict[
 
 
 def analyze_drop(folders: Sequence[Path], data: str | None = None, each: bool = False) -> list[dict[str, Any]]:
-    """Table 7, or each single block's share, and raises UserError, as above."""
+    """Table 7 or, with ``each``, the metrics without each block in turn; rows and errors as in :func:`analyze_mask`."""
     from ..analysis.interventions import drop_each, drop_steps
 
     return _over_runs(drop_each if each else drop_steps, folders, data)
@@ -173,7 +174,7 @@ def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) ->
             say(f"stepsnet: {', '.join(map(str, runs))}: {error}; left out", error=True)
             continue
         names = {"runs": [called[folder] for folder in runs]} if len(recipes) > 1 else {}
-        for same in zip(*found):  # a row of each run
+        for same in zip(*found):  # one row from each run
             metrics = {name: [row["metrics"][name] for row in same] for name in same[0]["metrics"]}
             rows.append({**names, **same[0], "metrics": metrics})
     if not rows:

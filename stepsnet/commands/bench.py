@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         with Lines(sys.stderr) as lines:
 
             def note(text: str) -> None:
-                for kind in ("note", "phase"):  # said at once, and again where it takes long
+                for kind in ("note", "phase"):  # printed at once, and again if the work takes long
                     lines.show({"run": "bench", "kind": kind, "text": text})
 
             result = bench(
@@ -86,12 +86,12 @@ def run(options: argparse.Namespace) -> None:
                 keep=keep,
                 **settings,
             )
-    except UserError:  # such as a memory that does not suffice, once the speed is measured
+    except UserError:  # such as too little memory, after the speed has been measured
         for found in so_far:
             show(found)
         raise
     try:
         if options.out:
             write_bench(result, options.out)
-    finally:  # what took so long is shown where it cannot be written, and written where it cannot be shown
+    finally:  # such costly results are shown even if writing them failed, and written before showing them can fail
         show(result)

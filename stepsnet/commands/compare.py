@@ -50,7 +50,7 @@ def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, res
 
 
 def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
-    """Compare, or go on with it, and print what has come of it."""
+    """Run a comparison, or continue one, and print its result."""
     from ..console import choose_display
     from ..metrics import headline
 

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
-    """``--stride`` as an override. Raises UserError where a run is not of a language model."""
+    """``--stride`` as an override. Raises UserError if a run is not that of a language model."""
     from ..run_folder import read_run_recipe
 
     if given is None:
@@ -81,7 +81,7 @@ def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
 
 
 def render_scores(scores: Scores) -> str:
-    """A Markdown table of all runs, of the models where there are several seeds, and of the differences."""
+    """A Markdown table of all runs, of the models with several seeds and of the differences; below it, the summary."""
     from ..markdown import markdown_table
     from ..metrics import find_metric, format_metric, metric_label
 

@@ -38,14 +38,14 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / folder_name(recipe.name)
     from ..models.grow.spec import with_sources  # takes seconds
 
-    recipe = with_sources(recipe)  # whose mistakes are said first
+    recipe = with_sources(recipe)  # its mistakes are reported before the settings are printed
     if not options.dry_run:
         say(f"the settings are those of {options.source}: {_settings(recipe)}", error=True)
     train_or_forecast(recipe, folder, options)
 
 
 def grown_recipe(recipe: Recipe, source: Path, args: dict[str, Any]) -> Recipe:
-    """The recipe of a run with its network grown, and nothing else changed."""
+    """A run's recipe with its network grown: training settings stay, what holds for the old run alone is dropped."""
     from ..config import ModelSpec
 
     nothing: dict[str, Any] = {"baseline": None, "expected": {}, "earlier_epochs": (), "threads": None}

@@ -1,4 +1,4 @@
-"""`stepsnet memory`: what the training of a model takes of each device's memory, predicted without one."""
+"""`stepsnet memory`: the memory that training a model takes on each device, predicted without a device."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _show_models(as_json: bool) -> None:
 
 
 def _show_designs(names: Sequence[str], as_json: bool) -> None:
-    """All designs and a StepsNet in its profiles, or the named designs."""
+    """Show all designs and a StepsNet in each profile, or only the named designs."""
     from ..analysis.design_costs import design_costs, profile_costs
     from ..residual import DESIGNS
 

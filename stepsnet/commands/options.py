@@ -69,13 +69,13 @@ def add_jobs_option(parser: argparse.ArgumentParser) -> None:
 def say_forecasts(
     recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path, resumes: bool = False, past: Sequence[bool] = ()
 ) -> None:
-    """What ``--dry-run`` shows: of each recipe, with what its model is called, and of the runs in ``folder``.
+    """Print what ``--dry-run`` shows: a forecast for each recipe, given with its model's label, and where runs go.
 
-    Under torchrun rank 0 says it.
+    Under torchrun, only rank 0 prints.
 
     Args:
-        resumes: whether the one run in ``folder`` goes on, if it has begun.
-        past: of each recipe, whether its runs in ``folder`` need the weights that they start from no more.
+        resumes: whether the single run in ``folder`` is continued if it has begun.
+        past: for each recipe, whether its runs in ``folder`` no longer need the weights that they start from.
     """
     from ..console import working
     from ..files import require_writable_folder
@@ -92,7 +92,7 @@ def say_forecasts(
 
 
 def add_import_option(parser: argparse.ArgumentParser) -> None:
-    """For commands that take no recipe, which would name them under ``import``."""
+    """Add ``--import``, for commands without a recipe, which would name the modules under ``import``."""
     parser.add_argument(
         "--import",
         dest="imports",
@@ -104,14 +104,14 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
 
 
 def import_modules(options: argparse.Namespace) -> None:
-    """Import what :func:`add_import_option` has got. Raises UserError where that fails."""
+    """Import the modules that ``--import`` names. Raises UserError if that fails."""
     from ..user_modules import import_user_modules
 
     import_user_modules(options.imports)
 
 
 def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
-    """The type of an argument that is a whole number within bounds."""
+    """An argparse type: whole numbers from ``least`` to ``most``."""
 
     def number(text: str) -> int:
         try:
@@ -126,7 +126,7 @@ def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
 
 
 def place(text: str) -> str:
-    """The type of an argument that names data; an empty variable of a script's is not taken for no argument."""
+    """An argparse type: a place of data. Empty text, as from an unset variable in a script, is refused."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder, or KIND:PATH such as cifar10:PATH")
     return text
@@ -174,15 +174,15 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
 
 
 def typed_keys(options: argparse.Namespace) -> list[str]:
-    """The keys of a recipe that the command line gives."""
+    """The keys of the recipe that are set on the command line."""
     return [text.partition("=")[0] for text in options.overrides] + ["data"] * bool(options.data)
 
 
 def runs_inside(folder: Path) -> list[Path]:
-    """The runs of a comparison's or a sweep's folder, without those that have no weights yet; else the folder alone.
+    """The runs with weights in the folder of a comparison or a sweep; for a run's folder, that folder alone.
 
     Raises:
-        UserError: it is no folder of a run, or no run inside has weights.
+        UserError: the folder is not that of a run, or none of the runs in it has weights.
     """
     from ..run_folder import find_runs, has_weights, require_run
 
@@ -200,7 +200,7 @@ def runs_inside(folder: Path) -> list[Path]:
 
 
 def say_how_far(run: Path) -> None:
-    """Tell that the weights of a run which was stopped are those of a checkpoint."""
+    """If a run has not ended, say on stderr at which update its weights were saved."""
     from ..run_folder import on_unfinished
 
     for line in on_unfinished(run):
@@ -208,7 +208,7 @@ def say_how_far(run: Path) -> None:
 
 
 def _pair_of_model(options: argparse.Namespace) -> Recipe:
-    """--model NAME in place of a recipe; what stands first is then a change to it."""
+    """The recipe for ``--model NAME``; the first positional argument is then an override instead of a recipe."""
     from ..recipes.any_model import stepify_pair
 
     if options.recipe is not None:

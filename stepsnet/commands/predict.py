@@ -1,4 +1,4 @@
-"""`stepsnet predict`: use a run: classes of images, what is found in them and where, or a text that goes on."""
+"""`stepsnet predict`: use a run to classify images, to find what is in them and where, or to continue a text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     unread: dict[Path, str] = {}
 
     def leave_out(file: Any, reason: str) -> bool:
-        """Of those found in a folder, as training does; one that was given by name is an error."""
+        """Leave out an unreadable file found in a folder, as training does; one given by name is an error."""
         if file in in_folders and file not in unread:
             unread[file] = reason
             say(f"stepsnet: predict: left out {file}, which cannot be read: {reason}", error=True)
@@ -90,17 +90,17 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]:
-    """The images that files, folders and patterns stand for, each once, those that were found in folders alone, and
-    the folder that all of them are in.
+    """The images that files, folders and patterns stand for, each once; those of them that were found only in folders;
+    and the deepest folder that holds all of them.
 
-    What stepsnet has written itself is none of its inputs.
+    In folders, files that stepsnet has written itself are skipped.
     """
     from ..tasks.images import find_images
     from ..tasks.outputs import common_folder, without_outputs
 
     found: list[Path] = []
     by_name: set[Path] = set()
-    places: list[Path] = []  # folders as they are given, and those of single files
+    places: list[Path] = []  # the given folders, and the parents of single files
     for match in _matches(arguments):
         if not match.is_dir():
             found.append(match)
@@ -137,12 +137,12 @@ def _matches(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def _in_order(path: Path) -> list[str | int]:
-    """2.png before 10.png."""
+    """A sort key that puts 2.png before 10.png."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", str(path))]
 
 
 def _predict_with_each(runs: Sequence[Path], inputs: PredictInputs, as_json: bool) -> None:
-    """Predict with every run of a comparison, each with a folder of its own for what it draws, and compare them."""
+    """Predict with each run, which draws into a folder of its own, and compare the answers."""
     from ..tasks import predict
 
     found: dict[str, list[Prediction]] = {}
@@ -165,7 +165,7 @@ def _predict_with_each(runs: Sequence[Path], inputs: PredictInputs, as_json: boo
 
 
 def compare_answers(found: Mapping[str, Sequence[Prediction]]) -> tuple[int, list[dict[str, Any]]]:
-    """The number of files that can be compared, and for each on which runs differ, who gives which answer."""
+    """The number of files that can be compared and, for each on which the runs differ, which give which answer."""
     compared, differ = 0, []
     for of_file in zip(*found.values()):
         answers: dict[str, list[str]] = {}

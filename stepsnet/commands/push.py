@@ -1,4 +1,4 @@
-"""`stepsnet push`: a run as a repository on the Hugging Face hub, or as a folder of the same content."""
+"""`stepsnet push`: a run as a repository on the Hugging Face hub, or as a folder with the same content."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _study(name: str) -> str | None:
-    """The declaration of a study that comes with the package."""
+    """The declaration of a study that comes with the package; None if there is none of this name."""
     from ..study.declare import studies
 
     file = studies().get(name)
@@ -104,7 +104,7 @@ def _meaning(field: Schema) -> str:
     return f"{field.get('description', 'the kind of recipe')} ({_type_of(field)}{default})"
 
 
-_UNTOLD = 1e6  # bounds from here on are there to catch mistakes
+_UNTOLD = 1e6  # larger bounds only catch mistakes, and are not shown
 _TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 _BOUNDS = {
     "minimum": "at least",
@@ -115,7 +115,7 @@ _BOUNDS = {
 
 
 def _type_of(schema: Schema) -> str:
-    """A JSON schema as a user reads it: ``whole number, at least 1``."""
+    """A JSON schema in words, such as ``whole number, at least 1``."""
     if "anyOf" in schema:
         return " or ".join(map(_type_of, schema["anyOf"]))
     if "enum" in schema or "const" in schema:

@@ -1,4 +1,4 @@
-"""`stepsnet resume`: go on with a run, a comparison or a sweep, of which its folder knows everything."""
+"""`stepsnet resume`: continue a run, a comparison or a sweep from its folder, which records all that is needed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _sweep(folder: Path) -> list[Recipe]:
-    """The recipes of a sweep. Raises UserError where the folder is that of something else."""
+    """The recipes of a sweep. Raises UserError if the folder is not a sweep's."""
     from ..run_folder import recipes_of_runs
     from ..runs.grid import run_name
 

@@ -1,4 +1,4 @@
-"""`stepsnet stepify`: what a model is and costs as a StepsNet, before anything is trained."""
+"""`stepsnet stepify`: a model as a StepsNet, and what it costs, before anything is trained."""
 
 from __future__ import annotations
 

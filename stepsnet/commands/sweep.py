@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
     recipes = [override(recipe, overrides) for recipe in recipes]
     for recipe in recipes:
-        require_or_remember(recipe, None, ())  # each is of this package
+        require_or_remember(recipe, None, ())  # all of these come with the package
     folder = options.run or Path("runs") / "sweep"
     if options.dry_run:
         from ..runs.grid import plan_grid
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
 def sweep_and_tell(
     recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
 ) -> None:
-    """Sweep, or go on with it, and print what has come of it."""
+    """Run a sweep, or continue one, and print its result."""
     from ..console import choose_display
 
     with choose_display() as display:

@@ -1,4 +1,4 @@
-"""`stepsnet sweep STUDY`: a declared study is run, continued or rendered."""
+"""`stepsnet sweep STUDY`: run, continue or render a declared study."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ def run_study(
     """Run or render a study and print its table.
 
     Args:
-        file: that the study is declared in; None for one of this package.
-        more: what else was asked for, which a study takes none of.
-        overrides: of the settings that change no result, and those that name what the study has fetched.
+        file: the file that declares the study; None for one that comes with the package.
+        more: further names on the command line; a study takes none.
+        overrides: changes to settings that affect no result, and settings that repeat, as consent, what the study has
+            fetched from the network.
 
     Raises:
-        UserError: as :func:`conduct`, or an argument that a study does not take.
+        UserError: as for :func:`conduct`, or an argument that a study does not take.
     """
     if more or options.seeds:
         got = more[0] if more else f"--seeds {','.join(map(str, options.seeds))}"
         raise UserError(f"sweep: got {got} with the study {study.name}, expected the study alone: it declares the rest")
-    if not options.render:  # which fetches nothing
+    if not options.render:  # rendering fetches nothing
         overrides = _require_asked_for(study, file, overrides, options)
     for text in overrides:
         if text.partition("=")[0] not in OF_THE_MACHINE:
@@ -58,7 +59,7 @@ def run_study(
             raise UserError(f"--results: {results} does not exist, expected a folder with the results of runs")
         if options.run:
             require_writable_folder(folder, "--run")
-        check_models(study, options.data, open_data=False)  # results are rendered where the data are not, too
+        check_models(study, options.data, open_data=False)  # rendering does not need the data
         there = check_results(study, results, options.data)
         say(write_study(study, there, folder) if options.run else render_study(study, there))
         return
@@ -86,7 +87,7 @@ def run_study(
 def _require_asked_for(
     study: Study, file: Path | None, overrides: Sequence[str], options: argparse.Namespace
 ) -> list[str]:
-    """Refuse to fetch what only the study's file names; returns the overrides without those that name it too.
+    """Refuse to fetch what only the study's file names; returns the overrides without those that repeat it as consent.
 
     Raises:
         UserError: as :func:`..consent.require_asked_for`, or a recipe that cannot be made.
@@ -97,7 +98,7 @@ def _require_asked_for(
         for variant in study.contender(cell.contender).tried:
             recipe = recipe_of(study, a_final(study, cell, variant), options.data)
             if file and (name := study.contender(cell.contender).recipe or study.recipe) in RECIPES:
-                remember_as_asked(find_recipe(name))  # a recipe of this package is the user's own word
+                remember_as_asked(find_recipe(name))  # a recipe of this package counts as asked for
             again = [key for key, value in fetched_by(recipe).items() if typed.get(key) == value]
             require_or_remember(recipe, file, [*again, *["data"] * bool(options.data)])
             named.update(again)

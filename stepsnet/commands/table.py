@@ -57,7 +57,7 @@ SEGMENTERS_ARE_COUNTED = (
 )
 _SEGMENTED = (3, 512, 2048)
 WIKITEXT_TOKENS = 128  # per sequence, Appendix A
-_TOLERANCE = {"2a": 0.01, "2b": 0.01, "3": 0.01}  # of counts that hang on what another counter leaves out; else none
+_TOLERANCE = {"2a": 0.01, "2b": 0.01, "3": 0.01}  # for counts that depend on what other counters leave out; else 0
 _NOTES = {"2a": DETECTORS_ARE_COUNTED, "2b": DETECTORS_ARE_COUNTED, "3": SEGMENTERS_ARE_COUNTED}
 
 
@@ -68,9 +68,9 @@ def compare_table(table: str) -> list[dict[str, Any]]:
     paper prints them), ``exact`` (parameters and MACs), ``differs`` (keys) and ``note``.
 
     Raises:
-        UserError: there is no such table, or its rows are no models.
+        UserError: there is no such table, or its rows are not models.
     """
-    rows = printed_rows(table)  # before what takes seconds to import
+    rows = printed_rows(table)  # before the imports that take seconds
 
     import torch
 

@@ -38,7 +38,7 @@ def train_or_forecast(recipe: Recipe, folder: Path, options: argparse.Namespace)
 
 
 def train_and_tell(recipe: Recipe, folder: Path, resume: Resume) -> None:
-    """Train a recipe in a folder, or go on there, and print what has come of it."""
+    """Train a recipe in a folder, or continue there, and print the result."""
     from ..console import choose_display
     from ..metrics import SPLITS, headline
 

@@ -1,4 +1,4 @@
-"""An exported model in the place of the torch module that it comes from, as `stepsnet bench` measures it."""
+"""An exported model in place of the torch module that it was made from, for `stepsnet bench` to measure."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class SessionModule(nn.Module):
 
 
 def in_runtime(spec: ModelSpec, model: nn.Module, runtime: str, device: torch.device, amp_dtype: str) -> SessionModule:
-    """The model of a spec in another runtime than torch, checked against it; of pictures only the batch is open.
+    """A model in another runtime than torch, checked against torch; if it takes pictures, only the batch is open.
 
     Raises:
-        UserError: the runtime is not there, or cannot hold the model.
+        UserError: the runtime is not installed, does not support the device or the precision, or cannot hold the
+            model with the batch open.
     """
     form = next(one for one in FORMATS.values() if one.runtime == runtime)
     check_runtime(runtime, device, amp_dtype)

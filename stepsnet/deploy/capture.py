@@ -20,12 +20,12 @@ __all__ = ["Captured", "NotCaptured", "capture", "first_line", "flat_outputs", "
 
 
 class NotCaptured(UserError):
-    """torch.export does not take a model, or not with these axes open."""
+    """torch.export cannot capture a model, or not with these axes open."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A program with one input, and which axes of that are open."""
+    """A captured program with one input, some of whose axes may be open."""
 
     program: ExportedProgram
     input: str  # its name
@@ -34,7 +34,7 @@ class Captured:
 
     @property
     def input_shape(self) -> list[int | str]:
-        """Of the input, with names in place of what is open: ``["batch", 3, "height", "width"]``."""
+        """The input's shape, with names in place of open sizes: ``["batch", 3, "height", "width"]``."""
         return [self.open_axes.get(axis, size) for axis, size in enumerate((1, *self.shape))]
 
 
@@ -43,12 +43,12 @@ def capture(model: nn.Module, example: Tensor, name: str, open_axes: dict[int, s
 
     Args:
         model: in evaluation mode; a function of one tensor.
-        example: two samples, or one where the batch is not open: torch.export takes a size of 1 for fixed.
-        name: of the input.
-        open_axes: of the input, with their names: 0 is the batch, of pictures 2 and 3 height and width.
+        example: two samples, or one if the batch is not open: torch.export treats a size of 1 as fixed.
+        name: the input's name.
+        open_axes: the input's open axes and their names: 0 is the batch; for pictures, 2 and 3 are height and width.
 
     Raises:
-        NotCaptured: torch.export does not take the model, or not with these axes open.
+        NotCaptured: torch.export cannot capture the model, or not with these axes open.
     """
     shapes: Mapping[int, Any] = {axis: Dim.DYNAMIC for axis in open_axes}
     try:
@@ -60,12 +60,12 @@ def capture(model: nn.Module, example: Tensor, name: str, open_axes: dict[int, s
 
 
 def other_picture_sizes(model: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Other sizes (C, H, W) than ``shape`` that the model takes; none where the size cannot be left open.
+    """Sizes (C, H, W) other than ``shape`` that the model takes; none if the size cannot be left open.
 
-    The first differs by multiples of 32. The second is odd, for models that take any size: converters round its
+    The first differs by multiples of 32. The second, for models that take any size, is odd: converters round its
     quotients in ways of their own.
 
-    Shifted windows are laid out for one size: torch.export takes minutes over their arithmetic, and then fails.
+    Shifted windows are laid out for one size: torch.export spends minutes on their arithmetic, and then fails.
     """
     if any(isinstance(module, SwinTransformerBlock) for module in model.modules()):
         return ()
@@ -83,7 +83,7 @@ def other_picture_sizes(model: nn.Module, shape: Sequence[int]) -> tuple[tuple[i
 
 
 def flat_outputs(found: Any) -> list[Tensor]:
-    """The tensors of an output: of a classifier the logits, of a backbone its maps."""
+    """A model's output as a list of tensors, such as a classifier's logits or a backbone's maps."""
     if isinstance(found, Tensor):
         return [found]
     if isinstance(found, Mapping):
@@ -94,7 +94,7 @@ def flat_outputs(found: Any) -> list[Tensor]:
 
 
 class _Flat(nn.Module):
-    """The same with its outputs as a plain tuple."""
+    """A model with its outputs as a plain tuple."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -105,14 +105,14 @@ class _Flat(nn.Module):
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence or so of what an exporter says, which may be pages."""
+    """An exporter's error in one line: its type and the beginning of its message, which may run to pages."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings and the log of the exporters, which are about their own inner work."""
+    """Silence the exporters' warnings and logs, which are about their own inner workings."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""``stepsnet.export``: a model as a file for another runtime, checked against torch before it is there."""
+"""``stepsnet.export``: a model as a file for another runtime, checked against torch before it appears."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .source import Source, find_source
 
 __all__ = ["Exported", "export", "export_model", "write_checked"]
 
-MAX_ERROR = 1e-3  # of an output: the norm of the difference over the norm; rounding gives some 1e-6
+MAX_ERROR = 1e-3  # of an output: the norm of the difference over the norm; rounding alone gives about 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,25 +57,26 @@ def export(
     classes: Sequence[str] | None = None,
     **model_args: Any,
 ) -> Exported:
-    """Write a model as ONNX, as an archive of torch.export, or as OpenVINO's IR, as ``stepsnet export`` does.
+    """Write a model as ONNX, as a torch.export archive or as OpenVINO's IR, as ``stepsnet export`` does.
 
-    The size of the batch is left open, and that of the pictures where the model takes any. The file is compared with
-    the model in torch, on photographs, at two batch sizes and two picture sizes where these are open (three where
-    it takes odd ones), before it gets its name; where something fails, nothing is there.
+    The batch size is left open, and so is the picture size if the model takes any. Before the file gets its name, it is
+    compared with the model in torch, on photographs (a language model on a text), at two batch sizes and two picture
+    sizes if these are open (three if the model takes odd ones). If anything fails, no new file is left behind.
 
     Args:
-        model: a run or its folder, the name of a model of timm or stepsnet, or a module that takes pictures.
-        path: of the file; by default in the current folder, named after the run or the model.
-        format: "onnx", "torch" or "openvino"; by default that of the path's suffix, .onnx, .pt2 or .xml, else ONNX.
+        model: a run or its folder, the name of a timm or stepsnet model, or a module that takes pictures.
+        path: the file to write; by default in the current folder, named after the run or the model.
+        format: "onnx", "torch" or "openvino"; by default that of the path's suffix (.onnx, .pt2 or .xml), or ONNX if
+            there is no path.
         features: four feature maps of strides 4, 8, 16 and 32 in place of a classifier's logits. Those of a Swin, a
             ViT, a DeiT or an EVA pass through a LayerNorm that is not trained, and a ViT's are resampled.
-        weights: beside a model's name: a run, a file of weights, or ``timm:NAME``. Without it they are random.
+        weights: with a model's name: a run, a file of weights, or ``timm:NAME``. By default the weights are random.
         fixed_size: leave only the batch open, which can be faster.
-        force: replace what is there.
-        note: called with what is being done.
-        input_size, mean, std, classes: beside a name or a module: (C, H, W) of a picture, mean and standard deviation
-            of each channel for pixels in 0 … 1, and the names of the outputs, for the metadata.
-        **model_args: beside a model's name: its arguments, such as ``num_classes=10``.
+        force: replace existing files.
+        note: called with messages about what is being done.
+        input_size, mean, std, classes: with a name or a module: the (C, H, W) of a picture, the mean and standard
+            deviation of each channel for pixels in 0 … 1, and the name of each class, for the metadata.
+        **model_args: with a model's name: its arguments, such as ``num_classes=10``.
 
     Returns:
         The path, and the metadata that :func:`stepsnet.deploy.formats.read_metadata` reads back.
@@ -102,7 +103,7 @@ def export_model(
     note: Callable[[str], None],
     about: Mapping[str, Any] | None = None,
 ) -> Exported:
-    """As :func:`export`, for arguments of the model of any name, such as ``model`` of stepify."""
+    """As :func:`export`, with the model's arguments as a mapping: any name may occur, such as stepify's ``model``."""
     if not isinstance(path, (str, Path, type(None))) or not isinstance(format, (str, type(None))):
         raise UserError(f"export: got {path!r} and {format!r}, expected the name of a file and of a format")
     if weights is not None and not (isinstance(weights, (str, Path)) and str(weights)):
@@ -127,7 +128,7 @@ def export_model(
 def write_checked(
     source: Source, form: Format, path: Path, fixed_size: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write a file with as much left open as the model and the format allow, and compare it with torch.
+    """Write a file with as many axes open as the model and the format allow, and compare it with torch.
 
     Returns:
         The metadata, and a line for each axis that is not open.
@@ -146,7 +147,7 @@ def write_checked(
             metadata = _attempt(source, form, path, axes, others if len(axes) > 1 else ())
         except UserError as error:
             reasons.append(str(error))
-            is_of_format = not isinstance(error, NotCaptured)  # all formats are made of what torch captures
+            is_of_format = not isinstance(error, NotCaptured)  # every format is made from what torch captures
             if len(axes) == 1 and is_of_format:
                 break  # what a format lacks, it lacks for one sample too
             continue
@@ -157,7 +158,7 @@ def write_checked(
 
 
 def _check_input(source: Source) -> None:
-    """Raises UserError where the model does not take such pictures, of which torch.export would write pages."""
+    """Raises UserError if the model does not take such pictures; torch.export's own error would run to pages."""
     shape = source.use.shape
     if source.use.axes[1] == "tokens":
         return
@@ -183,9 +184,9 @@ def _fixed(use: Deployment, axes: dict[int, str], reasons: Sequence[str]) -> lis
 def _attempt(
     source: Source, form: Format, path: Path, axes: dict[int, str], others: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Write with these axes open, and check at this and other shapes. Raises UserError where any of it fails."""
+    """Write the file with these axes open, and check it at several shapes. Raises UserError if anything fails."""
     shape = source.use.shape
-    # the larger example: torch.export takes what is one pixel wide in it, such as a last map, for fixed
+    # the larger size: torch.export treats as fixed what is one pixel wide in the example, such as a last map
     example = source.inputs(2 if axes else 1, others[0] if others else shape)
     captured = capture(source.model, example, source.use.input, axes)
     cases = [source.inputs(count, shape) for count in ((1, 3) if axes else (1,))]
@@ -194,7 +195,7 @@ def _attempt(
         returned = [source.model(x) for x in cases]
     found = [flat_outputs(one) for one in returned]
     names = _names_of(source.use, returned[0], found[0])
-    if source.use.outputs and names != source.use.outputs:  # it is no classifier
+    if source.use.outputs and names != source.use.outputs:  # it is not a classifier
         source = replace(source, use=replace(source.use, task="features"))
     metadata = _describe(source, captured, names, found, cases)
     try:
@@ -203,13 +204,13 @@ def _attempt(
         worst = _largest([_error(session(x), expected) for x, expected in zip(cases, found)])
     except Exception as error:  # an exporter raises what it likes
         raise UserError(why_not_written(form, error)) from error
-    if not worst <= MAX_ERROR:  # a NaN is no success either
+    if not worst <= MAX_ERROR:  # and not `>`, so that a NaN fails too
         raise UserError(f"its outputs differ from torch's by {worst:.1e} of their norm, expected at most {MAX_ERROR}")
     return metadata
 
 
 def _names_of(use: Deployment, returned: Any, tensors: Sequence[Tensor]) -> tuple[str, ...]:
-    """The outputs' names: as the use has them, where it has as many, as the model calls them, or numbers."""
+    """The outputs' names: those of ``use`` if it has as many, else those that the model gives, else numbered ones."""
     if len(use.outputs) == len(tensors):
         return use.outputs
     if isinstance(returned, Mapping) and all(isinstance(name, str) for name in returned):
@@ -219,7 +220,7 @@ def _names_of(use: Deployment, returned: Any, tensors: Sequence[Tensor]) -> tupl
 
 
 def _error(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest norm of a difference over the norm of an output."""
+    """The largest relative error of an output: the norm of the difference over the expected output's norm."""
     if len(got) != len(expected):
         raise UserError(f"it has {len(got)} outputs, expected {len(expected)}")
     errors = []
@@ -231,14 +232,14 @@ def _error(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _largest(errors: Sequence[float]) -> float:
-    """A NaN where one is: Python's own maximum passes over it."""
+    """The maximum, or NaN if there is one, which Python's own ``max`` may pass over."""
     return torch.tensor(errors).max().item()
 
 
 def _describe(
     source: Source, captured: Captured, outputs: Sequence[str], found: list[list[Tensor]], cases: list[Tensor]
 ) -> dict[str, Any]:
-    """The metadata, of plain values."""
+    """The metadata, as plain values of JSON."""
     use = source.use
     described: dict[str, Any] = {
         "stepsnet": __version__,
@@ -258,9 +259,9 @@ def _describe(
 
 
 def _sizes_of(ones: Sequence[Tensor], input_shape: Sequence[int | str], cases: Sequence[Tensor]) -> list[Any]:
-    """An output's sizes: a number where inputs of all sizes have the same, as where it has no batch.
+    """An output's size along each axis: a number if it is the same for all inputs, as in an output without a batch.
 
-    Where it is always as long as an open axis of the input, that axis' name; None for what depends on it otherwise.
+    The name of an open axis of the input if it always equals that axis' size; None if it varies otherwise.
     """
     open_axes = [axis for axis, name in enumerate(input_shape) if isinstance(name, str)]
     found: list[Any] = []
@@ -276,10 +277,10 @@ def _sizes_of(ones: Sequence[Tensor], input_shape: Sequence[int | str], cases: S
 
 @contextmanager
 def _staged(form: Format, place: Path, force: bool) -> Iterator[Path]:
-    """A path in a folder beside ``place``; its files take their names when the block has ended well.
+    """A path in a temporary folder beside ``place``; if the block succeeds, the files there are moved into place.
 
-    Where there are two, the one that is opened comes last, and an older one goes first: whatever happens, a file that
-    is there has the other beside it that it was written with.
+    If there are two, the one that users open is moved last, and an older one is removed first: whatever happens, if it
+    exists, the other file that it was written with is beside it.
     """
     folder = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -289,7 +290,7 @@ def _staged(form: Format, place: Path, force: bool) -> Iterator[Path]:
         written = form.files(folder / place.name)
         for file in written:
             flush(file)
-        require_new(form.files(place), force)  # again: what has come meanwhile is somebody's
+        require_new(form.files(place), force)  # again: a file that has appeared meanwhile is somebody's
         if len(written) > 1:
             place.unlink(missing_ok=True)
         for file, target in zip(written, form.files(place)):

@@ -21,7 +21,7 @@ __all__ = ["FORMATS", "Format", "format_named", "format_of", "read_metadata", "w
 
 KEY = "stepsnet"  # of the metadata, in each format
 _TORCH_FILE = f"{KEY}.json"
-_ONNX_LIMIT = 2**31 - 2**20  # bytes of a file of protocol buffers, less what is not weights
+_ONNX_LIMIT = 2**31 - 2**20  # bytes of a protocol buffer file, less room for all but the weights
 _OPERATOR = re.compile(r"\b(?:aten|torchvision|prims|quantized)(?:\.|::)\w+(?:\.\w+)?")
 
 Write = Callable[[Captured, Sequence[str], str, Path], None]
@@ -33,19 +33,19 @@ class Format:
 
     name: str
     suffix: str
-    runtime: str  # that runs it, as ``stepsnet bench --runtime`` calls it
-    packages: tuple[str, ...]  # of the extra, which are imported
-    write: Write  # of the outputs' names, the metadata as JSON, and the path with the suffix
-    read: Callable[[Path], str | None]  # the metadata
-    beside: tuple[str, ...] = ()  # suffixes of further files, which are in place before the first one is
+    runtime: str  # what runs it, by its name for ``stepsnet bench --runtime``
+    packages: tuple[str, ...]  # those of the extra that are imported
+    write: Write  # takes the program, the outputs' names, the metadata as JSON and the path with its suffix
+    read: Callable[[Path], str | None]  # gives the metadata
+    beside: tuple[str, ...] = ()  # suffixes of further files, which are put in place before the one that is opened
 
     def require(self) -> None:
-        """Raises UserError, which says what to install."""
+        """Raises UserError that says what to install, if a package is missing."""
         for package in self.packages:
             import_extra(package)
 
     def files(self, path: Path) -> list[Path]:
-        """The files of a model, the one that is opened last."""
+        """The files of a model; the one that users open comes last."""
         return [*(path.with_suffix(suffix) for suffix in self.beside), path]
 
 
@@ -57,7 +57,7 @@ def format_named(name: str) -> Format:
 
 
 def format_of(path: Path) -> Format:
-    """The format of a file, by its suffix. Raises UserError where there is none of that suffix."""
+    """The format of a file, by its suffix. Raises UserError if no format has that suffix."""
     for one in FORMATS.values():
         if path.suffix == one.suffix:
             return one
@@ -66,10 +66,10 @@ def format_of(path: Path) -> Format:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """What :func:`stepsnet.export` has written into a file: inputs, outputs, preprocessing, classes.
+    """Read the metadata that :func:`stepsnet.export` has written into a file: inputs, outputs, preprocessing, classes.
 
     Raises:
-        UserError: it is no such file, or the runtime that reads it is not installed.
+        UserError: the file is not one of stepsnet's, or a package that reads it is not installed.
     """
     path = Path(path)
     form = format_of(path)
@@ -79,7 +79,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     try:
         text = form.read(path)
         return json.loads(text or "")
-    except Exception as error:  # of three libraries, and of json
+    except Exception as error:  # whatever three libraries and json raise
         raise UserError(f"export: {path} was not written by stepsnet, or is damaged: {first_line(error)}") from None
 
 
@@ -88,7 +88,7 @@ def _write_onnx(captured: Captured, outputs: Sequence[str], metadata: str, path:
     size = sum(value.nbytes for value in weights if isinstance(value, torch.Tensor))
     if size > _ONNX_LIMIT:
         raise UserError(f"the weights take {size / 2**30:.1f} GiB, expected at most the 2 GiB of one ONNX file")
-    # as at capture: with gradients, attention takes another path when its mask is a parameter, with other strides
+    # no gradients, as at capture: with them, attention whose mask is a parameter takes a path with other strides
     with torch.no_grad(), quiet():
         program: Any = torch.onnx.export(
             captured.program, dynamo=True, input_names=[captured.input], output_names=list(outputs), verbose=False
@@ -100,7 +100,7 @@ def _write_onnx(captured: Captured, outputs: Sequence[str], metadata: str, path:
 
 
 def _name_axes(model: Any, captured: Captured) -> None:
-    """``batch`` and the like in place of torch's ``s77``, for those who look at the model."""
+    """Call axes ``batch`` and the like instead of torch's ``s77``, for people who look at the model."""
     import onnx_ir
 
     names = {
@@ -128,7 +128,7 @@ def _write_torch(captured: Captured, outputs: Sequence[str], metadata: str, path
 
 
 def _read_torch(path: Path) -> str | None:
-    """Without ``torch.export.load``, which runs what is pickled in the file."""
+    """Read the metadata without ``torch.export.load``, which runs what is pickled in the file."""
     with zipfile.ZipFile(path) as archive:
         name = next((name for name in archive.namelist() if name.endswith(f"/extra/{_TORCH_FILE}")), None)
         return None if name is None else archive.read(name).decode()
@@ -167,7 +167,7 @@ def _read_openvino(path: Path) -> str | None:
 
 @contextmanager
 def without_telemetry() -> Iterator[None]:
-    """OpenVINO's converter reports its use to its makers, unless the user has turned that off: here it does not."""
+    """Keep OpenVINO's converter from reporting its use to its makers, even if the user has not turned that off."""
     try:
         import openvino_telemetry
     except ImportError:
@@ -181,7 +181,7 @@ def without_telemetry() -> Iterator[None]:
 
 
 def why_not_written(form: Format, error: Exception) -> str:
-    """One line about an exporter's exception: the operators that it names, or what it begins with."""
+    """One line about an exporter's exception: the operators that it names, or else how its message begins."""
     if isinstance(error, UserError):
         return str(error)
     chain: list[str] = []

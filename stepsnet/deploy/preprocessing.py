@@ -1,4 +1,4 @@
-"""How pictures become a model's inputs, as far as anything tells: the channels, their mean and deviation, the crop."""
+"""How pictures become a model's inputs, as far as is known: the channels, their mean and deviation, the crop."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _KEYS = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
 def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """What timm's config says, for inputs of as many channels, and lines about what it does not say.
+    """The preprocessing that timm's config states, for inputs of ``channels``, and lines about what it leaves open.
 
     Args:
-        tag: of timm's weights, such as ``resnet50.a1_in1k``, in place of the model's own.
+        tag: timm's name for weights, such as ``resnet50.a1_in1k``, whose config replaces the model's own.
     """
     config = dict(resolve_model_data_config(model))
     if tag is not None and (found := timm.get_pretrained_cfg(tag)) is not None:
         config = resolve_data_config(pretrained_cfg=found.to_dict())
-    elif backbone := getattr(model, "backbone_name", None):  # of a segmenter, which timm does not know
+    elif backbone := getattr(model, "backbone_name", None):  # a segmenter has it, which timm does not know
         config["mean"], config["std"] = mean_and_std_of(backbone)
     mean, std = tuple(config["mean"]), tuple(config["std"])
     notes: list[str] = []
@@ -45,12 +45,12 @@ def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[d
 
 
 def unknown(channels: int) -> dict[str, Any]:
-    """Of a module that says nothing."""
+    """The preprocessing of a module that states nothing."""
     return {"mode": mode_of(channels), **dict.fromkeys(_KEYS)}
 
 
 def channels_of(model: nn.Module, size: Sequence[int]) -> int:
-    """Of a model's inputs: those of ``size`` (C, H, W), or of its first convolution where it takes only those."""
+    """How many channels a model takes: those of ``size`` (C, H, W), or, if only those work, its first convolution's."""
     first = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     modules = dict(model.named_modules())
     found = modules.get(first) if isinstance(first, str) else None
@@ -74,10 +74,10 @@ def stated(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The shape, and what a caller says of the preprocessing.
+    """The shape of an input, and what a caller states of the preprocessing.
 
     Raises:
-        UserError: a size that is not three whole numbers, or numbers that are not one a channel.
+        UserError: a size that is not three whole numbers, or a mean or std that is not one valid number per channel.
     """
     if input_size is not None:
         sides = _entries(input_size)
@@ -99,5 +99,5 @@ def stated(
 
 
 def _entries(values: Any) -> list[Any]:
-    """None of what is no sequence."""
+    """The entries of an iterable; none for anything else."""
     return list(values) if isinstance(values, Iterable) else []

@@ -1,4 +1,4 @@
-"""Real inputs to hold an exported model against: two photographs that scikit-learn comes with, or a text."""
+"""Real inputs to check an exported model with: two photographs that come with scikit-learn, or a text."""
 
 from __future__ import annotations
 

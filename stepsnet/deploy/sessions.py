@@ -20,7 +20,7 @@ Session = Callable[[Tensor], list[Tensor]]
 
 
 def check_runtime(name: str, device: torch.device, amp_dtype: str = "float32") -> None:
-    """Raises UserError where a runtime is unknown or not installed, or has neither this device nor this precision."""
+    """Raises UserError if a runtime is unknown or not installed, or lacks this device or this precision."""
     if name not in RUNTIMES:
         raise UserError(f"--runtime: got {name!r}, expected some of {','.join(RUNTIMES)}")
     if name == "torch":
@@ -47,7 +47,7 @@ def open_session(path: Path, device: torch.device | None = None, amp_dtype: str 
     """Load an exported model; it computes with torch's number of threads.
 
     Raises:
-        UserError: as :func:`check_runtime`.
+        UserError: as for :func:`check_runtime`.
     """
     device = device or torch.device("cpu")
     form = format_of(path)
@@ -63,8 +63,8 @@ def _open_onnx(path: Path, device: torch.device, amp_dtype: str) -> Session:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # what fails is raised
-    # threads that spin while they wait would take the time of the other runtimes in an interleaved measurement
+    options.log_severity_level = 4  # errors are raised anyway
+    # threads that spin while they wait would take time from the other runtimes in an interleaved measurement
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDERS[device.type]])
     (taken,) = session.get_inputs()
@@ -81,7 +81,7 @@ def _open_openvino(path: Path, device: torch.device, amp_dtype: str) -> Session:
     settings = {
         "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[amp_dtype],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "PERFORMANCE_HINT": "LATENCY",  # one request at a time, as the others
+        "PERFORMANCE_HINT": "LATENCY",  # one request at a time, as in the others
     }
     compiled = openvino.Core().compile_model(str(path), "CPU", settings)
 

@@ -1,4 +1,4 @@
-"""What is exported: a run's model, one by its name, or one in memory, with what its users have to know of it."""
+"""What is exported: a run's model, a named one or one in memory, with what its users need to know about it."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = ["Source", "described", "find_source"]
 class Source:
     """A model in evaluation mode on the CPU, a function of one tensor."""
 
-    name: str  # of the file that is written, where none is given
+    name: str  # of the file that is written, if no path is given
     model_name: str
     model: nn.Module
     use: Deployment
     trained: bool  # False: its weights are random
-    notes: tuple[str, ...] = field(default=())  # what its users cannot know
+    notes: tuple[str, ...] = field(default=())  # what its users are told, since they cannot know it
 
     def inputs(self, count: int, shape: Sequence[int]) -> Tensor:
-        """Real ones of a shape, which differ from each other."""
+        """Real inputs of a shape, each different from the others."""
         if self.use.axes[1] == "tokens":
             vocabulary = cast(Any, self.model).config.vocab_size
             tokenizer = self.use.tokenizer
@@ -54,7 +54,7 @@ class Source:
 
     @property
     def other_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Other shapes of samples that the model takes, the one to capture it with first; none: it takes no other."""
+        """Other sample shapes that the model takes, the one to capture it with first; empty if it takes no other."""
         if self.use.axes[1] == "tokens":
             return ((self.use.shape[0] // 2 + 1,),)
         return other_picture_sizes(self.model, self.use.shape)
@@ -81,15 +81,15 @@ def find_source(
     about: Mapping[str, Any] | None = None,
     fixed_size: bool = False,
 ) -> Source:
-    """The model of a run's folder, of a name that timm or stepsnet know, or of a module.
+    """Find what to export: the model of a run's folder, one that timm or stepsnet knows by name, or a module.
 
     Args:
-        features: the four feature maps of a classifier's backbone in place of its logits, as dense tasks start from
-            them: those of a Swin, a ViT, a DeiT or an EVA pass through a LayerNorm that is not trained, and those of
-            one stride are resampled to the strides 4 to 32.
-        weights: beside a name, the file of weights, the run, or ``timm:NAME``.
-        model_args: beside a name, the model's arguments.
-        about: beside a name or a module: input_size, mean, std and classes, in place of what the model says.
+        features: the four feature maps of a classifier's backbone in place of its logits, as dense tasks use them:
+            those of a Swin, a ViT, a DeiT or an EVA pass through a LayerNorm that is not trained, and maps that all
+            have one stride are resampled to the strides 4 to 32.
+        weights: with a name: a file of weights, a run, or ``timm:NAME``.
+        model_args: with a name: the model's arguments.
+        about: with a name or a module: input_size, mean, std and classes, in place of what the model states.
         fixed_size: with ``features``, the backbone may take pictures of one size only.
 
     Raises:
@@ -156,14 +156,14 @@ def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[s
 
 
 def _with_weights(source: Source, weights: str | Path | None, features: bool) -> Source:
-    """A model by its name, with what is known of the weights that it got."""
+    """The source of a named model, with what is known about the weights loaded into it."""
     if weights is None:
         return source
     if Path(weights).is_dir() and (Path(weights) / CONFIG).exists():
         run = Path(weights)
         model = source.model.model if isinstance(source.model, LanguageModel) else source.model
         recipe = read_run_recipe(run)
-        if features:  # which have no classes, so the model's may be others
+        if features:  # these have no classes, so the run's may be others than the model's
             model = build_model(recipe.model, pretrained=False)
         return replace(source, use=describe_deployment(run, recipe, model), notes=tuple(on_unfinished(run)))
     if source.use.axes[1] == "tokens":
@@ -177,7 +177,7 @@ def _with_weights(source: Source, weights: str | Path | None, features: bool) ->
 
 
 def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = getattr(model, "_orig_mod", model)  # the model that torch.compile has wrapped
     config = getattr(model, "pretrained_cfg", None) or {}
     name = str(config.get("architecture") or type(model).__name__.lower())
     args: dict[str, Any] = {}
@@ -195,10 +195,10 @@ def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
 
 
 def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], states_inputs: bool = True) -> Source:
-    """A model that :func:`~stepsnet.models.build.build_model` has made with these arguments, or a user's own.
+    """The source of a model that :func:`~stepsnet.models.build.build_model` made with ``args``, or of a user's own.
 
     Args:
-        states_inputs: False for a module that says nothing of its inputs.
+        states_inputs: False for a module that states nothing about its inputs.
     """
     model = model.eval()
     if is_transformer_in_steps(model):
@@ -224,7 +224,7 @@ def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], 
 
 
 def _label_names(model: nn.Module) -> list[str] | None:
-    """Those of the weights that timm has loaded, unless the head has been replaced by one for other classes since."""
+    """The class names in timm's pretrained config; None if it has none, or not as many as the model has classes."""
     labels = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
     if not isinstance(labels, (list, tuple)) or len(labels) != getattr(model, "num_classes", 0):
         return None
@@ -232,7 +232,7 @@ def _label_names(model: nn.Module) -> list[str] | None:
 
 
 def _with_stated(source: Source, about: dict[str, Any]) -> Source:
-    """With what the caller says of it, as :func:`find_source`. Raises UserError for what cannot be so."""
+    """The source with what the caller states in ``about``. Raises UserError if that does not fit the model."""
     use, classes = source.use, about.pop("classes", None)
     if use.axes[1] == "tokens":
         raise UserError(f"export: got {', '.join([*about, 'classes'][:1])} beside a language model, which takes tokens")
@@ -253,7 +253,7 @@ def _with_stated(source: Source, about: dict[str, Any]) -> Source:
 
 
 def _classes_of(source: Source, shape: tuple[int, ...]) -> int | None:
-    """The number of a model's classes, by what it returns where it does not say it; None where it is no classifier."""
+    """The number of a model's classes, from its output if it does not state it; None if it is not a classifier."""
     if isinstance(number := getattr(source.model, "num_classes", None), int):
         return number
     with torch.inference_mode():

@@ -69,10 +69,10 @@ class DistributedContext:
         return BatchShard(self.rank, self.world_size).gather(value)
 
     def on_main(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns on rank 0, on every rank.
+        """Call ``function`` on rank 0, and return its result on every rank.
 
         Raises:
-            UserError: that of ``function``, on rank 0; the other ranks exit with status 2 and say nothing.
+            UserError: on rank 0, if ``function`` raises it; the other ranks exit with status 2 and say nothing.
         """
         if self.world_size == 1:
             return function()
@@ -109,13 +109,13 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
     """Join the other processes of ``torchrun``; without torchrun, a context of one rank.
 
     Raises:
-        UserError: the device is not there, this machine has fewer of them than ranks, or the variables are not all
-            there by which ranks find each other.
+        UserError: the device is not there, this machine has fewer devices than ranks, or a variable by which the ranks
+            find each other is missing or wrong.
     """
     if not is_one_of_several():
         picked = pick_device(device)
         index = None if picked.type == "cpu" else picked.index
-        with torch.accelerator.device_index(index):  # else what goes to "cuda" would go to another than cuda:1
+        with torch.accelerator.device_index(index):  # else plain "cuda" would not mean cuda:1, say
             yield DistributedContext(0, 1, picked)
         return
     _check_variables()
@@ -132,7 +132,7 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
     try:
         yield DistributedContext(dist.get_rank(), dist.get_world_size(), picked)
     except BaseException:
-        # of this rank alone, perhaps: to destroy NCCL's group waits for the others, and they wait for this one
+        # perhaps only this rank failed: destroying NCCL's group would wait for the others, and they wait for this one
         if picked.type == "cpu":
             dist.destroy_process_group()
         elif dist.group.WORLD is not None:
@@ -142,7 +142,7 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
 
 
 def _check_variables() -> None:
-    """Raises UserError where RANK and WORLD_SIZE are here, but not as torchrun sets them."""
+    """Raises UserError if RANK and WORLD_SIZE are set, but not as torchrun sets them."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     whole = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
@@ -159,7 +159,7 @@ def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: Dis
     if context.world_size == 1:
         return model
     if parallel == "ddp":
-        # rank 0's running statistics are copied before they are used (broadcast_buffers), and not in every forward pass
+        # rank 0's running statistics are copied before they are used (broadcast_buffers), not in every forward pass
         return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
     mesh = dist.init_device_mesh(context.device.type, (context.world_size,))
     for block in blocks_of(model):
@@ -174,9 +174,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def sync_batch_norms(*heads: nn.Module, device: str) -> None:
-    """Let the batch norms in ``heads`` take their statistics over all ranks, as each rank has few images.
+    """Let the batch norms in ``heads`` take their statistics over all ranks, since each rank has few images.
 
-    On CUDA only: torch has it nowhere else.
+    On CUDA only: torch supports this nowhere else.
     """
     if dist.is_initialized() and pick_device(device).type == "cuda":
         for head in heads:

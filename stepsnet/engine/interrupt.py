@@ -1,5 +1,8 @@
-"""SIGINT, SIGTERM and SIGHUP: noticed at once, obeyed after a whole update, or in an evaluation before its next forward
-pass, and after a checkpoint; a later SIGINT at once."""
+"""SIGINT, SIGTERM and SIGHUP, which end a run after a checkpoint.
+
+A signal is noticed at once and obeyed after the update, or, in an evaluation, before the next forward pass. A later
+SIGINT is obeyed at once.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,10 @@ class Interrupted(Stopped):
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collect the numbers of SIGINT, SIGTERM and SIGHUP (of a terminal that is closed) while the block runs.
+    """Collect the numbers of SIGINT, SIGTERM and SIGHUP (a terminal was closed) that come while the block runs.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C is pressed again, since an update may never end that waits for data.
+        KeyboardInterrupt: Ctrl-C is pressed again; an update that waits for data may never end.
     """
     caught: list[int] = []
     requested: list[float] = []  # when Ctrl-C came

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: a line per event, cut back on resuming to what the checkpoint knows of."""
+"""``metrics.jsonl``: one line per event, cut back on resuming to what the checkpoint knows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["MetricsLog", "trim_log"]
 
 
 class MetricsLog:
-    """The lines of a run, and the trackers that get their numbers too, which are closed at the end of ``with``."""
+    """The lines of a run, and the trackers that also get their numbers; leaving ``with`` closes the trackers."""
 
     def __init__(
         self,
@@ -29,25 +29,25 @@ class MetricsLog:
     ):
         """
         Args:
-            writes: False on all ranks but the first, which write nothing.
-            say: is told of a tracker that fails.
+            writes: False on all ranks but the first; they write nothing.
+            say: called with a message when a tracker fails.
         """
         self.path, self.writes, self.trackers, self.say = path, writes, trackers, say
         self.working = list(trackers)
-        self.size_bytes = 0  # as it was left here: a file that is moved away, or its disk, costs no checkpoint
+        self.size_bytes = 0  # kept here: if the file or its disk goes away, checkpoints can still be written
         with suppress(OSError):
             self.size_bytes = path.stat().st_size if writes else 0
 
     def add(self, line: dict[str, Any]) -> None:
-        """Raises UserError where the disk is full; what was written of the line is cut off on resuming.
+        """Raises UserError if it cannot write, as on a full disk; a line written in part is cut off on resuming.
 
-        A tracker that fails, as a service that is away, gets no more of the run: the record is here.
+        A tracker that fails, such as a service that is down, gets no more lines of this run: the record is here.
         """
         if not self.writes:
             return
         try:
             with self.path.open("a") as file:
-                # the norm of gradients is not finite in an update that float16 leaves out
+                # as null: the gradient norm is not finite in an update that float16 skips
                 file.write(dump_json(line) + "\n")
                 self.size_bytes = file.tell()
         except OSError as error:
@@ -70,13 +70,13 @@ class MetricsLog:
 
 
 def trim_log(path: Path, known_bytes: int, step: int) -> str | None:
-    """Cut a log back to what the checkpoint of update ``step`` knows of, which had ``known_bytes`` then.
+    """Cut a log back to the ``known_bytes`` that it had at the checkpoint of update ``step``.
 
     Lines that are missing or damaged are no reason to stop: weights do not depend on them. Those that can be read are
     kept, up to the update of the checkpoint.
 
     Returns:
-        What is missing, in words, where something is.
+        A message if lines are missing.
 
     Raises:
         UserError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""The optimizer and the schedule, timm's, from a run's settings."""
+"""timm's optimizers and schedules, from a run's settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def scaled_lr(settings: TrainingSettings) -> float:
-    """The rate for this batch: ``lr`` is meant for ``lr_base_size`` samples an update, where that is given."""
+    """The rate for this batch size: ``lr`` is meant for ``lr_base_size`` samples per update, if that is given."""
     if settings.lr_base_size is None:
         return settings.lr
     ratio = settings.batch_size / settings.lr_base_size
@@ -34,7 +34,7 @@ def scaled_lr(settings: TrainingSettings) -> float:
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
-    """timm's optimizer of that name; norms, biases and ``model.no_weight_decay()`` are not decayed.
+    """timm's optimizer named ``opt``; norms, biases and ``model.no_weight_decay()`` are not decayed.
 
     With ``layer_decay`` the groups come from ``model.group_matcher()``, whose layers are blocks.
 
@@ -49,7 +49,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
 
 
 def check_optimizer(settings: TrainingSettings) -> None:
-    """Make one update of a small matrix and a vector, as those of a model are made.
+    """Try one update of a small matrix and a vector, with the optimizer that a model would get.
 
     Raises:
         UserError: timm has no such optimizer, or it does not take these settings.
@@ -67,7 +67,7 @@ def check_optimizer(settings: TrainingSettings) -> None:
         toy(torch.ones(1, 2)).sum().backward()
         try:
             _create(toy, replace(settings, layer_decay=None)).step()
-        except Exception as error:  # whatever timm, torch or a package that the optimizer needs says
+        except Exception as error:  # whatever timm, torch or a package that the optimizer needs raises
             raise UserError(f"opt: {settings.opt} does not take these settings: {in_a_line(error)}") from error
 
 
@@ -101,7 +101,8 @@ def check_rates(settings: TrainingSettings) -> None:
 class Schedule:
     """The rates of an optimizer, as a function of the update alone, whatever came before.
 
-    Linear warm-up and a cosine, a polynomial or steps, by update. ``warmup_lr`` and ``min_lr`` are scaled as ``lr`` is.
+    A linear warm-up, then a cosine, a polynomial or steps, by update. ``warmup_lr`` and ``min_lr`` are scaled like
+    ``lr``.
     """
 
     def __init__(self, optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int):
@@ -110,13 +111,13 @@ class Schedule:
 
     def step_update(self, step: int) -> None:
         """Set the rates of update number ``step``, counted from 0."""
-        # of a run that was resumed with other epochs; timm's milestones do not depend on the length
+        # a run may have been resumed with other epochs; timm's milestones do not depend on the length
         self.scheduler.t_initial = self.settings.epochs_at(step) * self.steps_per_epoch
         self.scheduler.step_update(step)
 
 
 def rate_at(settings: TrainingSettings, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of an update."""
+    """The learning rate of update number ``step``, counted from 0."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=scaled_lr(settings))
     Schedule(optimizer, settings, steps_per_epoch).step_update(step)
     return optimizer.param_groups[0]["lr"]
@@ -130,12 +131,12 @@ def _scheduler(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch
         "t_in_epochs": False,
     }
     if settings.sched == "multistep":
-        # timm's milestones count from 1, and here the warm-up is a part of the epochs
+        # timm's milestones count from 1, and the warm-up is part of the epochs here
         after = [round(epochs * steps_per_epoch) + 1 for epochs in sorted(settings.milestones)]
         return MultiStepLRScheduler(optimizer, after, decay_rate=settings.decay_rate, warmup_prefix=False, **shared)
     shared |= {"t_initial": settings.epochs * steps_per_epoch, "lr_min": settings.min_lr * scale}
     kind, more = (
         (PolyLRScheduler, {"power": settings.poly_power}) if settings.sched == "poly" else (CosineLRScheduler, {})
     )
-    with silenced("timm.scheduler"):  # of a schedule of one update
+    with silenced("timm.scheduler"):  # which warns about a schedule of one update
         return kind(optimizer, **shared, **more)

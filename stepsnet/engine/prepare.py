@@ -19,7 +19,11 @@ __all__ = ["prepare"]
 
 
 def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedContext) -> tuple[TrainState, nn.Module]:
-    """The model on its device with what the settings put around it, and its optimizer."""
+    """Move the model to its device, apply what the settings ask for, and build its optimizer.
+
+    Returns:
+        The state that checkpoints save, and the model as it is called in training, with DDP or FSDP around it.
+    """
     if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
         raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
     _check_cuda_graph(settings, context)
@@ -27,15 +31,16 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
     sharded = context.world_size > 1 and settings.parallel == "fsdp"
     averages = None
     if settings.ema_decay is not None:
-        # what is tied is twice in a state dict, by which timm averages statistics too, and would be averaged twice
+        # timm averages buffers too by going through the state dict, in which tied weights are twice: they would be
+        # averaged twice
         tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
-        # batch norms' statistics are not sharded as weights are: one by one then
+        # one by one if weights are sharded: batch norms' statistics are not
         averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded, exclude_buffers=tied)
     chosen = blocks_to_recompute(model, settings.grad_checkpointing)
     if settings.compile:
         optimize(model, "training", recomputed=chosen)
     if sharded:
-        model.to(memory_format=torch.contiguous_format)  # FSDP takes no weights with the channels last
+        model.to(memory_format=torch.contiguous_format)  # FSDP takes no channels-last weights
     recompute_blocks(chosen)
     if settings.cuda_graph:
         model.forward = GraphedTraining(model, model.__dict__.get("forward"))
@@ -57,5 +62,5 @@ def _check_cuda_graph(settings: TrainingSettings, context: DistributedContext) -
     if settings.grad_checkpointing:
         got = f"true with grad_checkpointing={settings.grad_checkpointing}"
         raise UserError(f"cuda_graph: got {got}, expected one of the two: a graph keeps the memory of its activations")
-    if context.world_size > 1:  # what DDP hangs on the weights is on a stream that cannot be captured
+    if context.world_size > 1:  # the hooks that DDP puts on the weights are on a stream that cannot be captured
         raise UserError(f"cuda_graph: got true with {context.world_size} ranks, expected one")

@@ -1,7 +1,7 @@
 """Randomness as a function: what is drawn depends on the position in the run, never on what was drawn before.
 
-A run resumed anywhere therefore continues bit for bit, with nothing random in its checkpoints, and with
-any number of processes that load its data.
+A run resumed anywhere therefore continues bit for bit, with no random state in its checkpoints, and with any number of
+processes that load its data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sample_of_run(seed: int, number: int, samples: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4)
 def order_of_pass(seed: int, number_of_pass: int, samples: int) -> np.ndarray:
-    """The same as :func:`data_order`; the last orders are kept."""
+    """The same as :func:`data_order`; the last few orders are cached."""
     return data_order(seed, number_of_pass, samples)
 
 
@@ -51,15 +51,15 @@ def seed_step(seed: int, step: int, rank: int = 0, part: int = 0) -> None:
 def seed_sample(seed: int, epoch: int, index: int, copy: int = 0) -> None:
     """Seed a sample's augmentation: a function of (seed, epoch, sample), and of which copy of it this is.
 
-    Samples are augmented on the CPU, so the accelerators' generators stay: ``torch.manual_seed`` formats a stack trace
-    for each kind of them, which takes longer than to augment a small image.
+    Samples are augmented on the CPU, so the accelerators' generators are left alone: ``torch.manual_seed`` formats a
+    stack trace for each kind of accelerator, which takes longer than augmenting a small image.
     """
     _seed((seed, _SAMPLE, epoch, index, copy), torch.default_generator.manual_seed)
 
 
 @contextmanager
 def keep_random_states(device: torch.device) -> Iterator[None]:
-    """Leave the random states of Python, NumPy and torch what they are, whatever the block draws."""
+    """Leave the random states of Python, NumPy and torch as they are, whatever the block draws."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):

@@ -24,7 +24,7 @@ class EvaluationBatch(NamedTuple):
     """What one rank evaluates in one forward pass."""
 
     indices: range  # of the samples
-    is_padding: bool  # the forward pass is needed, and its result is not counted
+    is_padding: bool  # the forward pass is needed, but its result is not counted
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BatchShard:
     accumulation_steps: int = 1
 
     def gather(self, value: T) -> list[T]:
-        """The value of each rank, on every rank; all of them call it. Without a group of processes a rank is alone."""
+        """The value of each rank, on every rank; all of them call it. Without a process group, a rank is alone."""
         if self.world_size == 1 or not dist.is_initialized():
             return [value]
         found = [value] * self.world_size
@@ -62,13 +62,13 @@ class BatchShard:
         return batch_size // parts
 
     def evaluation_batches(self, samples: int, batch_size: int) -> list[EvaluationBatch]:
-        """This rank's batches of samples 0 to ``samples`` - 1, of which all ranks together visit each once.
+        """This rank's batches of samples 0 to ``samples`` - 1; together, the ranks visit each sample once.
 
-        Every rank gets equally many batches, because FSDP gathers the weights in each forward pass: where a rank has
-        none left, it repeats sample 0 as padding.
+        Every rank gets the same number of batches, because FSDP gathers the weights in each forward pass: a rank that
+        has none left repeats sample 0 as padding.
 
         Args:
-            batch_size: the most samples per forward pass; fewer where there are not enough for all ranks.
+            batch_size: the most samples per forward pass; fewer if there are not enough for all ranks.
         """
         size = max(1, min(batch_size, -(-samples // self.world_size)))
         rounds = -(-samples // (size * self.world_size))
@@ -90,13 +90,13 @@ class Task(Protocol):
     unit: str  # what is counted for the speed, such as images
     units_per_sample: int
 
-    # what the training loop asks
+    # called by the training loop
 
     def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Any]:
-        """A rank's micro-batches of an epoch from update ``start`` on, ``accumulation_steps`` for each.
+        """A rank's micro-batches of an epoch from update ``start`` on, ``accumulation_steps`` for each update.
 
-        They are a function of (seed, epoch), whatever was drawn before and whoever loads them. A generator, so that
-        closing it ends the processes that load.
+        They are a function of (seed, epoch), whatever was drawn before and whichever process loads them. This is a
+        generator, so that closing it ends the loading processes.
         """
         ...
 
@@ -105,56 +105,56 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """Metrics on the validation split, of all ranks together.
+        """Metrics on the validation split, over all ranks together.
 
-        A metric whose name begins with ``train_`` is of training samples, as evaluation sees them.
+        A metric whose name begins with ``train_`` is measured on training samples, as evaluation sees them.
         """
         ...
 
     def example_batch(self, device: torch.device) -> Any:
-        """A small batch of the validation split, for ``loss``; no augmentation touches it."""
+        """A small batch of the validation split for ``loss``, without augmentation."""
         ...
 
     def sizes(self) -> dict[str, int]:
-        """How much the data have to ``"train"`` and to be ``"evaluated"``, such as images; by default nothing.
+        """How much data there is to ``"train"`` on and to be ``"evaluated"``, such as images; by default nothing.
 
-        A run does not go on with other numbers: what an epoch is, and the order in it, depend on them.
+        A run does not resume with other numbers: what an epoch is, and the order in it, depend on them.
         """
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """What ``summary.json`` says of the data; by default nothing."""
+        """What ``summary.json`` says about the data; by default nothing."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the task has found so far and :meth:`facts` tells, for a checkpoint; by default nothing.
+        """What the task has found so far and :meth:`facts` reports, for a checkpoint; by default nothing.
 
-        What JSON holds: numbers, text, lists, and mappings by text.
+        Only what JSON can hold: numbers, text, lists, and mappings with text as keys.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a process before this one has found; of an earlier version's checkpoint, nothing."""
+        """Take over what an earlier process has found; nothing if an earlier version wrote the checkpoint."""
         return None
 
     def notices(self) -> list[str]:
-        """Messages since the last call, such as samples that were skipped; by default none."""
+        """Messages since the last call, about skipped samples for example; by default none."""
         return []
 
-    # what the commands ask
+    # called by the commands
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
-        """Give a new model the weights that its recipe names, such as a backbone's; by default none.
+        """Load the weights that the recipe names, such as a backbone's, into a new model; by default none.
 
-        The weights of a model on the meta device are only checked.
+        If the model is on the meta device, the weights are only checked.
 
         Returns:
-            What is to be said of it.
+            Lines for the user about these weights.
         """
         return []
 
     def remarks(self) -> list[str]:
-        """What a user should know of the data before the training, such as a class without samples."""
+        """What a user should know about the data before training, such as a class without samples."""
         return []
 
     def complexity(self, model: nn.Module) -> Complexity:
@@ -164,16 +164,16 @@ class Task(Protocol):
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
         """What the report of a run shows of its trained model, on the evaluated split; by default nothing.
 
-        One rank calls it, once, when the run has ended. The model is in evaluation mode. What is returned is small
-        whatever the size of the split, and takes no longer than an evaluation.
+        One rank calls it once, when the run has ended. The model is in evaluation mode. The result is small, whatever
+        the size of the split, and takes no longer than an evaluation.
         """
         return []
 
     def check_assets(self, folder: Path) -> None:
-        """Before anything is written for a run that goes on: whether its folder's assets are those of these data.
+        """Check that a folder's assets belong to these data, before anything is written for a run that resumes.
 
         Raises:
-            UserError: the folder has others, such as other class names.
+            UserError: the folder has other assets, such as other class names.
         """
         return None
 
@@ -183,5 +183,5 @@ class Task(Protocol):
 
 
 def data_counts(task: Task) -> dict[str, int]:
-    """What a checkpoint records of a task's data, for :meth:`stepsnet.checkpoint.Checkpoint.check_data`."""
+    """What a checkpoint records about a task's data, for :meth:`stepsnet.checkpoint.Checkpoint.check_data`."""
     return {**task.sizes(), "updates an epoch": task.steps_per_epoch}

@@ -1,6 +1,6 @@
-"""Trackers of metrics: TensorBoard where it is installed, trackio or Weights & Biases on request.
+"""Trackers of metrics: TensorBoard if it is installed, trackio or Weights & Biases on request.
 
-``metrics.jsonl`` is the record; what a tracker has not sent yet is lost when the process is killed.
+``metrics.jsonl`` is the record; what a tracker has not sent yet is lost if the process is killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Tracker", "open_trackers", "scalars"]
 
 @dataclass(frozen=True)
 class Tracker:
-    """A place that metrics go to."""
+    """A place that metrics are sent to."""
 
     name: str
     track: Callable[[Mapping[str, float], int], object]  # values by name, step
@@ -30,17 +30,17 @@ class Tracker:
 
 
 def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[str, Any]) -> list[Tracker]:
-    """The places that metrics go to, from ``step`` on.
+    """Open the trackers that get the metrics from ``step`` on.
 
     Args:
-        tracker: "tensorboard", which is then required and not only used where it is installed and works, "trackio",
-            "wandb" or None.
+        tracker: "tensorboard", "trackio", "wandb" or None. TensorBoard is always used if it is installed and works;
+            "tensorboard" makes it required.
 
     Raises:
-        UserError: ``tracker`` is not installed, or would not start.
+        UserError: ``tracker`` is not installed, or does not start.
     """
     opened = []
-    with nullcontext() if tracker == "tensorboard" else suppress(Exception):  # where nobody has asked for it
+    with nullcontext() if tracker == "tensorboard" else suppress(Exception):  # if nobody has asked for it
         import_extra("tensorboard", "tracker")
         opened.append(_tensorboard(folder / "tensorboard", step))
     if tracker in ("trackio", "wandb"):
@@ -72,15 +72,15 @@ def _tensorboard(folder: Path, step: int) -> Tracker:
 
 
 def _without_tensorboards(arguments: Any, print_it: Callable[[Any], object] = threading.excepthook) -> None:
-    """TensorBoard's thread hands its errors, such as that of a full disk, to the next call, and need not print them."""
+    """Print a thread's error, but not TensorBoard's: the next call raises those, such as that of a full disk."""
     if not type(arguments.thread).__module__.startswith("tensorboard."):
         print_it(arguments)
 
 
 def _name_of(folder: Path) -> str:
-    """What the run in a folder is called among all runs of a user, in ``tracker.txt``.
+    """The name of the run in a folder among all runs of a user, kept in ``tracker.txt``.
 
-    Several folders have one name, as the ``stepsnet-seed0`` of each comparison, and a folder may move.
+    The folder's own name would not do: every comparison has a ``stepsnet-seed0``, and a folder may move.
     """
     file = folder / "tracker.txt"
     if not file.exists():
@@ -89,7 +89,7 @@ def _name_of(folder: Path) -> str:
 
 
 def _service(tracker: str, folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
-    """trackio or wandb, which have the same calls; a resumed run is found again by its name."""
+    """trackio or wandb, whose calls are the same; a resumed run is found again by its name."""
     service = import_extra(tracker, "tracker")
     own = {"embed": False} if tracker == "trackio" else {"id": name, "dir": str(folder)}
     try:

@@ -42,27 +42,27 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 
 @dataclass
 class Position:
-    """Where a run is: all of a checkpoint that is neither weights nor optimizer."""
+    """How far a run has come, as its checkpoints record it."""
 
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)  # of the epoch's means so far
     seconds: float = 0.0  # spent in updates
-    all_seconds: float = 0.0  # with evaluations and what else there was between the updates
+    all_seconds: float = 0.0  # including evaluations and whatever else came between the updates
     metrics_bytes: int = 0  # length of metrics.jsonl
-    best: float = -math.inf  # of the task's monitored metric, or of its negative where lower is better
+    best: float = -math.inf  # of the task's monitored metric, or of its negative if lower is better
     best_step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last epoch
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A run that has come to its end."""
+    """The result of a run that has come to its end."""
 
     metrics: dict[str, float]  # of the last epoch
     weights: dict[str, torch.Tensor]  # those that were evaluated, on rank 0; empty elsewhere
     best: float  # value of the task's monitored metric
     samples_per_second: float
-    earlier_seconds: float  # of processes before this one, up to the checkpoint that the next went on from
+    earlier_seconds: float  # of earlier processes, up to the checkpoint from which the next one went on
 
 
 def train(
@@ -73,13 +73,13 @@ def train(
     Every rank calls it. Rank 0 writes ``metrics.jsonl`` and ``checkpoints/`` and reports.
 
     Args:
-        report: is given what a display shows (console.py).
+        report: called with what a display shows (console.py).
 
     Raises:
-        Interrupted: on SIGINT, SIGTERM or SIGHUP, after a checkpoint: of the update, or of the epoch's updates where an
-            evaluation is under way; or at once where the update fails.
-        UserError: the loss or a weight is not finite, a batch does not fit, the folder cannot be written, or the task's
-            monitored metric is not listed.
+        Interrupted: on SIGINT, SIGTERM or SIGHUP, after a checkpoint of the update, or of the epoch's updates if an
+            evaluation is under way; at once if the update fails.
+        UserError: the loss or a weight is not finite, a batch does not fit into memory, the folder cannot be written,
+            or the task's monitored metric is not listed (metrics.py).
     """
     with catch_signals() as caught:
         try:
@@ -87,13 +87,13 @@ def train(
             with trainer.log:
                 return trainer.run()
         except RuntimeError as error:
-            if caught:  # a signal reaches a whole group of processes, a compiler that the run waits for among them
+            if caught:  # a signal reaches a whole group of processes, including a compiler that the run waits for
                 raise Interrupted(caught[0], folder=folder) from error
             raise
 
 
 class Trainer:
-    """One run: what is trained, where it is, and each thing that happens around an update."""
+    """One run: what is trained, how far it has come, and everything that happens around an update."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Trainer:
         self.report: Report = report if context.is_main else lambda event: None
         self.shard = BatchShard(context.rank, context.world_size, settings.accumulation_steps)
         self.shard.micro_batch_size(task.batch_size)
-        if task.monitor not in METRICS:  # whether more of it is better could only be guessed
+        if task.monitor not in METRICS:  # whether higher is better could only be guessed
             hint = nearest(task.monitor, METRICS)
             raise UserError(f"monitor of {type(task).__name__}: got {task.monitor!r}, expected a listed metric{hint}")
         if task.steps_per_epoch < 1:
@@ -144,7 +144,7 @@ class Trainer:
             self.measure_stream(epoch=0)
         first_epoch, done = self.first_epoch()
         for epoch in range(first_epoch, self.settings.epochs):
-            self.wrapped.train()  # and the model in it: a task asks what it is given, which DDP wraps
+            self.wrapped.train()  # and the model in it: a task asks what it is given, which may be DDP's wrapper
             with closing(self.batches_of_updates(epoch, done)) as updates:
                 for batches in updates:
                     update = self.update(epoch, batches)
@@ -170,7 +170,7 @@ class Trainer:
         )
 
     def restore(self) -> None:
-        """Go on from the latest valid checkpoint, where there is one."""
+        """Resume from the latest valid checkpoint, if there is one."""
         found, skipped = find_checkpoint(self.checkpoints, self.context)
         for reason in skipped:
             self.note(reason)
@@ -191,11 +191,11 @@ class Trainer:
         return epoch, done
 
     def batches_of_updates(self, epoch: int, done: int) -> Generator[Iterable[Any]]:
-        """The micro-batches of each update; what the update does counts as its time, and so does loading.
+        """The micro-batches of each update; the time of an update includes loading them.
 
-        Each is moved to the device when the update asks for it, so that the device holds two at most.
+        Each is moved to the device when the update asks for it, so that the device holds at most two.
         """
-        # closed in every way out, and not when the generator is collected: it may hold processes that load
+        # closed on every way out, not when the generator is garbage-collected: it may hold processes that load
         with closing(self.task.batches(epoch, done, self.shard, self.context.device)) as micro_batches:
             for _ in range(done, self.task.steps_per_epoch):
                 self.started_at = time.perf_counter()
@@ -220,9 +220,9 @@ class Trainer:
             self.log.add({**line, **update.means, "grad_norm": update.grad_norm})
 
     def checkpoint_within_epoch(self, update: Update) -> None:
-        """At an interval, but not at an epoch's end, which has its own; and at once where a signal has come.
+        """Save at an interval, except at an epoch's end, which has its own checkpoint; save and stop after a signal.
 
-        At an epoch's end too: torchrun waits for seconds after a signal, and an evaluation may take minutes.
+        After a signal, an epoch's end is no exception: torchrun waits for seconds, and an evaluation may take minutes.
         """
         interval = self.settings.checkpoint_interval
         if update.interrupted:
@@ -232,25 +232,26 @@ class Trainer:
             self.save()
 
     def evaluate_or_save(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As :meth:`evaluate`; where it does not fit into memory, its data fail or a signal ends it, the updates of the
-        epoch are kept in a checkpoint, and resuming begins with the evaluation.
+        """Call :meth:`evaluate`, and keep the epoch's updates in a checkpoint if it fails.
 
-        Several ranks write it before: one that fails has the others wait in the evaluation, and torchrun kills all of
-        them some seconds after a signal.
+        It fails if it does not fit into memory, its data fail or a signal ends it; resuming then begins with the
+        evaluation. Several ranks write the checkpoint beforehand: if one fails, the others wait in the evaluation, and
+        torchrun kills all of them some seconds after a signal.
 
         Raises:
-            UserError: it does not fit, or fails.
-            Interrupted: a signal came, and one process was about to call the model.
+            UserError: the evaluation does not fit into memory, or fails.
+            Interrupted: a signal came, and the run's only process was about to call the model.
         """
         is_alone = self.context.world_size == 1
         if not is_alone:
             self.save()
 
-        def obey_signals(*_: object) -> None:  # several ranks would exchange before each pass who has got one
+        def obey_signals(*_: object) -> None:  # several ranks would have to agree before each pass
             if is_alone and self.caught:
                 self.stop()
 
-        obeying = self.evaluated_model.register_forward_pre_hook(obey_signals)  # no method: a copy would copy this too
+        # not a bound method: a copy of the model would copy self too
+        obeying = self.evaluated_model.register_forward_pre_hook(obey_signals)
         try:
             return self.evaluate(epoch)
         except Diverged:
@@ -275,14 +276,14 @@ class Trainer:
         )
 
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Score the validation split; returns the epoch's line of metrics, and its progress."""
+        """Score the validation split, and return the epoch's line of metrics and its progress."""
         means = {f"train_{name}": total / self.task.steps_per_epoch for name, total in self.position.sums.items()}
         self.report({"kind": "phase", "text": f"epoch {epoch + 1}/{self.settings.epochs}: evaluating"})
         self.evaluated_model.eval()
         broadcast_buffers(self.context, self.evaluated_model)
         with autocast(self.settings.amp_dtype, self.context.device):
             scores = self.task.evaluate(self.evaluated_model, self.shard, self.context.device)
-        scores = {name: float(value) for name, value in scores.items()}  # numpy's numbers are in no checkpoint
+        scores = {name: float(value) for name, value in scores.items()}  # checkpoints hold no numpy numbers
         if not math.isfinite(scores.get("loss", 0.0)):
             raise diverged("val_loss", scores["loss"], self.position.step, self.settings)
         if self.task.monitor not in scores:
@@ -301,7 +302,7 @@ class Trainer:
         return line, progress
 
     def save(self) -> None:
-        """Write a checkpoint. Raises UserError where a weight is not finite: the last good one is kept."""
+        """Write a checkpoint. Raises UserError if a weight is not finite: the last good checkpoint is kept."""
         self.updater.check_weights(self.position.step)
         self.position.all_seconds = self.earlier_seconds + time.monotonic() - self.began_at
         self.position.metrics_bytes = self.context.broadcast_object(self.log.size_bytes)
@@ -316,7 +317,7 @@ class Trainer:
         self.state.save(self.checkpoints, self.position.step, state, keep, best)
 
     def state_of_task(self) -> Any:
-        """As JSON reads it back: a checkpoint with numpy's numbers in it, say, could be written and not be read."""
+        """The task's state as JSON reads it back: with numpy numbers, a checkpoint could be written but not read."""
         try:
             return json.loads(json.dumps(self.task.state_dict()))
         except (TypeError, ValueError) as error:
@@ -332,25 +333,25 @@ class Trainer:
         raise Interrupted(number, self.position.step, self.folder)
 
     def measure_stream(self, epoch: int) -> None:
-        """At an epoch's end, on the task's example batch. Every rank takes part, as FSDP asks."""
+        """Measure the stream at an epoch's end on the task's example batch. Every rank takes part, as FSDP requires."""
         every = self.settings.stream_epochs
         if not (every and epoch % every == 0):
             return
-        seed_step(self.settings.seed, self.position.step)  # some losses draw
+        seed_step(self.settings.seed, self.position.step)  # some losses draw random numbers
         model = unwrap(self.evaluated_model).eval()
         batch = self.task.example_batch(self.context.device)
         try:
             line = stream_line_of(model, lambda model: self.task.loss(model, batch)[0])
         except NoStream as error:
             return self.note_once(str(error))
-        except RuntimeError as error:  # which must not cost the epoch that it is at the end of
+        except RuntimeError as error:  # it must not cost the epoch that has just ended
             if not is_out_of_memory(error) or self.context.world_size > 1:  # other ranks may be waiting in it
                 raise
             return self.note_once(f"stream: not measured, since it does not fit into memory ({in_a_line(error, 200)})")
         self.context.on_main(lambda: self.log.add({"epoch": epoch, "step": self.position.step, **line}))
 
     def observing_stream(self) -> AbstractContextManager[dict[str, Any]]:
-        """In training, on rank 0's own batch."""
+        """Measure the stream in an update of training, on rank 0's own batch."""
         step, interval = self.position.step + 1, self.settings.stream_interval
         if not (self.context.is_main and interval and (step == 1 or step % interval == 0)):
             return nullcontext({})

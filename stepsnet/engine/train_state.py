@@ -70,7 +70,7 @@ class TrainState:
         return tensors
 
     def _beyond_parameters(self) -> dict[str, Any]:
-        """What an optimizer has that is of no parameter, such as Kron's random state."""
+        """The optimizer's state that belongs to no parameter, such as Kron's random state."""
         state = self.optimizer.state_dict()
         return {key: value for key, value in state.items() if key not in ("state", "param_groups")}
 
@@ -122,7 +122,8 @@ class TrainState:
         whole = StateDictOptions(full_state_dict=True)
         weights = retied(self.model, load_weights(checkpoint.path / "model.safetensors"))
         check_fit(self.model, weights)
-        # before the weights: torch makes an update with gradients and a rate of 0 in it, which MADGRAD's rounding shows
+        # before the weights: to set the state, torch makes an update with gradients and a rate of 0, in which MADGRAD's
+        # rounding may change weights
         of_some = StateDictOptions(full_state_dict=True, strict=False)
         self._restore_optimizer(checkpoint.state["optimizer"], of_some)
         if beyond := checkpoint.state["of_optimizer"]:
@@ -133,17 +134,17 @@ class TrainState:
             set_model_state_dict(self.averages.module, retied(self.averages.module, averages), options=whole)
 
     def _restore_optimizer(self, saved: dict[str, Any], options: StateDictOptions) -> None:
-        """Nothing is kept of a parameter that never had a gradient, and of none by SGD without momentum."""
+        """Load the optimizer's state; parameters without gradients have none, nor has SGD without momentum."""
         if saved["state"]:
             set_optimizer_state_dict(self.model, self.optimizer, saved, options=options)
         for group, names in zip(self.optimizer.param_groups, saved["param_groups"]):
             for parameter, name in zip(group["params"], names["params"]):
-                if name not in saved["state"]:  # torch has made one with an update of no gradient
+                if name not in saved["state"]:  # torch has made one, by an update with gradients of 0
                     self.optimizer.state.pop(parameter, None)
 
 
 def _is_of(parameter: str, key: str) -> bool:
-    """Whether a tensor of a sharded checkpoint is what the optimizer keeps of a parameter."""
+    """Whether a key of a sharded checkpoint belongs to the optimizer's state of a parameter."""
     return key.startswith(f"optimizer.state.{parameter}.")
 
 
@@ -154,11 +155,11 @@ def full_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def find_checkpoint(folder: Path, context: DistributedContext) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint that all ranks go on from, rank 0's latest valid one, and a line for each that it skipped.
+    """The checkpoint from which all ranks go on, rank 0's latest valid one, and a line for each that it skipped.
 
     Raises:
-        UserError: on every rank, there are some and rank 0 finds none valid, or another rank cannot read rank 0's, as
-            where the folder is on a disk of each machine's own.
+        UserError: there are checkpoints and rank 0 finds none valid (the other ranks exit, as in ``on_main``), or a
+            rank cannot read rank 0's checkpoint, for example because each machine has the folder on its own disk.
     """
     found: Checkpoint | None = None
 
@@ -184,9 +185,9 @@ def find_checkpoint(folder: Path, context: DistributedContext) -> tuple[Checkpoi
 
 
 def _recover(folder: Path) -> None:
-    """Give whole checkpoints that a killed process has left under a temporary name their own.
+    """Rename whole checkpoints that a killed process has left under a temporary name.
 
-    A damaged one of the same update, such as one that the process was replacing, is removed.
+    A damaged one of the same update, such as one that the process was replacing, gives way to it.
 
     Raises:
         UserError: the folder cannot be written.
@@ -201,7 +202,7 @@ def _recover(folder: Path) -> None:
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    """``torch.save``, whose errors of a full disk are RuntimeErrors that do not say so. Raises OSError."""
+    """Call ``torch.save``, whose RuntimeErrors do not say that a disk is full. Raises OSError in their place."""
     try:
         torch.save(state, path)
     except RuntimeError as error:
@@ -213,14 +214,14 @@ def _save(state: dict[str, Any], path: Path) -> None:
 def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | None) -> None:
     """Flush a checkpoint to the disk, rename it, and remove older ones.
 
-    At every moment a whole one is there, if only under its temporary name.
+    At every moment there is a whole one, if only under its temporary name.
     """
     for path in (*temporary.rglob("*"), temporary):
         flush(path)
     write_sums(temporary)
     flush(temporary)
     _rename_over(temporary, final)
-    # a later one is damaged, since the run went on from before it
+    # a later one is damaged, since the run went on from an earlier one
     named = [path for path in checkpoint_folders(folder) if not path.name.startswith(".")]
     until_now = [path for path in named if step_of(path) <= step_of(final)]
     for old in until_now[keep:]:
@@ -231,7 +232,7 @@ def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | 
 
 
 def _rename_over(temporary: Path, final: Path) -> None:
-    """Rename a folder; one of that name, of a run that was stopped and resumed at this update, is put aside first."""
+    """Rename a folder; one that has the name, from a run stopped and resumed at this update, is put aside first."""
     if final.exists():
         aside = final.with_name(f".old-{final.name}")
         _remove(aside)

@@ -30,7 +30,7 @@ __all__ = ["Diverged", "Update", "Updater", "diverged"]
 class Update:
     """The result of an update: means over the whole batch, equal on all ranks."""
 
-    means: dict[str, float]  # "loss" and the task's others
+    means: dict[str, float]  # "loss" and the task's other means
     grad_norm: float  # before clipping
     interrupted: bool  # whether any rank has received a signal to stop
 
@@ -54,23 +54,27 @@ class Updater:
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.amp_dtype == "float16")
 
     def __call__(self, step: int, batches: Iterable[Any], caught: Sequence[int] = ()) -> Update:
-        """Update number ``step``, counted from 0, on this rank's micro-batches, of which each is asked for when the one
-        before is done; ``caught`` holds the signals that came.
+        """Make update number ``step``, counted from 0.
+
+        Args:
+            batches: this rank's micro-batches; each is asked for when the one before is done.
+            caught: the signals that have come.
 
         Raises:
             UserError: the loss or a gradient is not finite, the batch does not fit into memory, or micro-batches are
-                missing; the weights are as they were.
+                missing; the weights stay as they were.
         """
         self.schedule.step_update(step)
         try:
             means, norm = self._gradients(step, batches)
-        except RuntimeError as error:  # the CPU's allocator has no class of its own
+        except RuntimeError as error:  # the CPU's allocator raises no class of its own
             if is_out_of_memory(error):
                 raise UserError(self._too_large(error)) from None
             raise
-        interrupted = torch.full((), float(bool(caught)), device=self.context.device)  # there: no copy to wait for
+        # made on the device: there is no copy to wait for
+        interrupted = torch.full((), float(bool(caught)), device=self.context.device)
         shared = {**means, "grad_norm": full_tensor(norm), "interrupted": interrupted}
-        values = dict(zip(shared, self.context.mean(list(shared.values()))))  # not finite where any rank's is not
+        values = dict(zip(shared, self.context.mean(list(shared.values()))))  # not finite if any rank's is not
         grad_norm, stops = values.pop("grad_norm"), values.pop("interrupted") > 0
         if not math.isfinite(values["loss"]) or not (math.isfinite(grad_norm) or self._may_scale_down()):
             raise self._not_finite(step, values["loss"], grad_norm)
@@ -84,7 +88,7 @@ class Updater:
         return Update(values, grad_norm, stops)
 
     def check_weights(self, step: int) -> None:
-        """Raises UserError on every rank where a weight, or the average of one, is not finite after ``step`` updates.
+        """Raises UserError on every rank if a weight, or the average of one, is not finite after ``step`` updates.
 
         An update may overflow although its gradient is finite.
         """
@@ -94,14 +98,14 @@ class Updater:
             raise diverged("weights", math.nan, step, self.settings)
 
     def _may_scale_down(self) -> bool:
-        """Whether a gradient that overflows is skipped, as under float16, where the next one is scaled by half.
+        """Whether an update whose gradient overflows is skipped, as in float16, which then halves the loss scale.
 
-        Down to a scale of 1, so that a run whose gradients are never finite ends.
+        It is halved down to 1 only, so that a run whose gradients are never finite ends.
         """
         return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 
     def _gradients(self, step: int, batches: Iterable[Any]) -> tuple[dict[str, Tensor], Tensor]:
-        """This rank's means over its micro-batches, and the norm of the gradient of all ranks."""
+        """This rank's means over its micro-batches, and the norm of the gradient over all ranks."""
         sums: dict[str, Tensor] = {}
         parts, done = self.settings.accumulation_steps, 0
         for part, batch in zip(range(parts), batches):
@@ -122,7 +126,7 @@ class Updater:
         return sums, nn.utils.get_total_norm(gradients)  # sharded gradients: a DTensor
 
     def _without_exchange(self, keep: bool):
-        """No exchange between ranks, which only the last of the accumulated parts needs."""
+        """Leave out the exchange between ranks, which only the last of the accumulated parts needs."""
         if isinstance(self.model, DistributedDataParallel) and keep:
             return self.model.no_sync()
         return nullcontext()
@@ -133,8 +137,10 @@ class Updater:
         return diverged(what, value, step + 1, self.settings, "; " + "; ".join(where))
 
     def _first_not_finite(self, step: int) -> str:
-        """Load the micro-batches again, which the update has not kept, and find the first module whose output is not
-        finite."""
+        """Find the first module whose output is not finite, and say so.
+
+        The update has not kept its micro-batches, so they are loaded again.
+        """
         found: list[str] = []
 
         def look(name: str):
@@ -160,7 +166,7 @@ class Updater:
                 hook.remove()
         if found:
             return f"the first module whose output is not finite is {found[0]}"
-        # each rank looks at its own shards: another one may have found a module, and takes no part in an exchange
+        # each rank looks at its own shards: another one may have found a module, and would join no exchange
         broken = [
             name
             for name, p in model.named_parameters()
@@ -181,7 +187,7 @@ class Updater:
 
 
 def _of_this_rank(tensor: Tensor) -> Tensor:
-    """Of a sharded tensor, the part that this rank has."""
+    """The part of a sharded tensor that this rank has; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -196,7 +202,7 @@ class Diverged(UserError):
 
 
 def diverged(what: str, value: float, step: int, settings: TrainingSettings, more: str = "") -> Diverged:
-    """What a run ends with whose numbers are not finite."""
+    """The error that ends a run whose numbers are not finite."""
     return Diverged(
         f"{what}: got {value} at update {step}, expected a finite number{more}; the last checkpoint is kept; "
         f"a new run may have a lower lr (now {scaled_lr(settings):g}), longer warmup_epochs or clip_grad",

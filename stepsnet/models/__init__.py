@@ -14,7 +14,7 @@ FAMILIES = (steps_resnet, steps_deit, steps_swin, swin_plus)
 
 
 def model_names() -> list[str]:
-    """The Steps models and their baselines, family by family, without the small ones for tests."""
+    """The Steps models and the baselines that timm lacks, family by family, without the small ones for tests."""
     return [name for family in FAMILIES for name in family.ARCHITECTURES if not name.startswith("test_")]
 
 
@@ -34,13 +34,13 @@ def baseline_of(name: str) -> str:
 def load_baseline(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Load a timm baseline's weights into its 1-step Steps model; every key has to match.
 
-    ``load_baseline(timm.create_model("steps_deit_small_patch16_224", widths=(384,), depths=(12,)),
-    timm.create_model("deit_small_patch16_224", pretrained=True).state_dict())``. The key map is the
-    family's ``from_baseline``: a block's index moves behind ``networks.0.``.
+    For example: ``load_baseline(timm.create_model("steps_deit_small_patch16_224", widths=(384,), depths=(12,)),
+    timm.create_model("deit_small_patch16_224", pretrained=True).state_dict())``. The keys are renamed by the
+    family's ``from_baseline``, which puts ``networks.0.`` before a block's index.
 
     Raises:
         ValueError: the model is not one of stepsnet's.
-        RuntimeError: keys or shapes that do not match, named by ``load_state_dict``.
+        RuntimeError: keys or shapes do not match; ``load_state_dict`` names them.
     """
     for family in FAMILIES:
         if type(model).__module__ == family.__name__:

@@ -1,4 +1,4 @@
-"""What every family does alike: check its arguments, choose heads, and put blocks into steps."""
+"""What all families share: checking arguments, choosing heads, and putting blocks into steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_stages(widths: Sequence[Sequence[int]], depths: Sequence[Sequence[int]
 
 
 def check_nested(name: str, nested: Sequence[Sequence[int]], stages: int) -> None:
-    """Raise a ValueError unless there is a sequence for each stage."""
+    """Raise a ValueError unless ``nested`` holds one sequence per stage."""
     if not isinstance(nested, Sequence) or len(nested) != stages or not all(isinstance(s, Sequence) for s in nested):
         raise ValueError(f"{name}: got {nested}, expected {stages} sequences, one per stage")
 
@@ -29,7 +29,7 @@ def check_nested(name: str, nested: Sequence[Sequence[int]], stages: int) -> Non
 def resolve_heads(
     widths: Sequence[int], num_heads: Sequence[int] | None, head_dim: int, where: str = ""
 ) -> tuple[int, ...]:
-    """Check the heads of each step, or choose them near to a head size of ``head_dim`` as the paper does."""
+    """Check the heads of each step or, if None, choose them for a head size near ``head_dim``, as the paper does."""
     if num_heads is None:
         return tuple(heads_for(width, head_dim) for width in widths)
     check_heads(widths, num_heads, where)
@@ -44,11 +44,11 @@ def assemble(
     residual: str = "plain",
     options: Mapping[str, Any] | None = None,
 ) -> StepsNet:
-    """Blocks in the order of execution -> the container that runs them, one network per width.
+    """Put blocks, given in the order of execution, into the container that runs them, one network per width.
 
     Args:
         residual: the design of each step's stream, one of ``stepsnet.residual``.
-        options: of the design.
+        options: the design's options.
     """
     remaining = iter(blocks)
     groups = [[next(remaining) for _ in range(depth)] for depth in depths]
@@ -56,10 +56,10 @@ def assemble(
 
 
 def with_defaults(architecture: dict, overrides: dict) -> dict:
-    """An architecture of the paper with a caller's changes; new widths choose their heads anew.
+    """An architecture of the paper with a caller's changes; for new widths, the heads are chosen anew.
 
     Raises:
-        ValueError: what the baselines of timm take, one number for the whole model.
+        ValueError: an argument in the form that timm's baselines take, one number for the whole model.
     """
     for name in ("embed_dim", "depth", "layers", "channels"):
         if name in overrides:
@@ -75,14 +75,14 @@ def with_defaults(architecture: dict, overrides: dict) -> dict:
 
 
 def set_grad_checkpointing(model: nn.Module, enable: bool) -> None:
-    """timm's switch, by the containers: a narrow block keeps its narrow input and not the whole stream."""
+    """timm's switch, set on each container, so that a narrow block keeps its narrow input, not the whole stream."""
     for module in model.modules():
         if isinstance(module, StepsNet):
             module.set_grad_checkpointing(enable)
 
 
 def model_cfg(first_conv: str, classifier: str, **kwargs) -> dict:
-    """timm's ``default_cfg`` of a model without published weights, as DeiT and Swin are evaluated."""
+    """timm's ``default_cfg`` for a model without published weights, with the evaluation settings of DeiT and Swin."""
     return {
         "url": "",
         "num_classes": 1000,

@@ -1,7 +1,7 @@
 """Backbones for dense tasks: four feature maps of strides 4, 8, 16 and 32, from a Steps or timm model, at any size.
 
-timm's ``features_only`` gives the maps. Added here are what Swin's dense recipes put after them (a LayerNorm per
-map), images of any size, and the four strides where all maps of a model have the same one.
+timm's ``features_only`` gives the maps. This module adds what Swin's dense recipes put after them (a LayerNorm per
+map), images of any size, and the four strides for models whose maps all have the same one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["PyramidBackbone", "STRIDES", "check_color", "create_backbone", "load
 
 STRIDES = (4, 8, 16, 32)
 
-# Arguments with which a family takes images of any size. Swin's windows keep their size on small maps, so that the
+# Arguments that make a family accept images of any size. Swin's windows keep their size on small maps, so that the
 # blocks of the last stage shift them as in Swin's detectors.
 _ANY_SIZE: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
     (SwinTransformer, {"dynamic_img_size": True, "always_partition": True}),
@@ -41,7 +41,7 @@ _ANY_SIZE: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
     (VisionTransformer, {"dynamic_img_size": True}),
     (Eva, {"dynamic_img_size": True}),
 )
-_OTHER_SIZE = (331, 245)  # of an image that no model is made for
+_OTHER_SIZE = (331, 245)  # an image size that no model is made for
 
 
 class PyramidBackbone(nn.Module):
@@ -53,9 +53,9 @@ class PyramidBackbone(nn.Module):
             windows are padded map by map, as in Swin's detectors (:class:`~stepsnet.models.windows.PaddedWindows`).
         normalised: put a LayerNorm after each output; the residual stream of a pre-norm model has none.
         frozen_stages: number of stages, 0 to 4, whose weights are not trained; from 1 on the stem is frozen too.
-        frozen_norms: the batch norms keep their weights and their statistics.
-        undecayed: parameters of ``features``, such as ``model.pos_embed``, that are exempt from weight decay; a name
-            of none is ignored.
+        frozen_norms: whether the batch norms keep their weights and their statistics.
+        undecayed: parameters of ``features``, such as ``model.pos_embed``, that are exempt from weight decay; names
+            that match none are ignored.
 
     Shape: (B, 3, H, W) -> 4 × (B, channels[i], ⌈H / strides[i]⌉, ⌈W / strides[i]⌉). The maps of a plain model, which
     all have the same stride, are resampled to the four strides (bilinear).
@@ -95,33 +95,34 @@ class PyramidBackbone(nn.Module):
         for x, norm, stride in zip(self.features(images), self.norms, self.strides):
             x = norm(x if self.channels_last else x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, C, H', W')
             size = [_ceil_divide(side, stride) for side in padded]
-            # in a program for any size, unless it is one size for all: ConvNeXt's stem drops incomplete patches
+            # sizes differ where a stem drops incomplete patches, as ConvNeXt's does; a program exported for any size
+            # keeps this resampling unless the sizes are known to be always equal
             if not all(statically_known_true(mine == theirs) for mine, theirs in zip(x.shape[-2:], size)):
                 x = F.interpolate(x, size, mode="bilinear", align_corners=False)
             maps.append(x[..., : _ceil_divide(height, stride), : _ceil_divide(width, stride)].contiguous())
         return maps
 
     def train(self, mode: bool = True) -> PyramidBackbone:
-        """Frozen parts stay in evaluation mode: without stochastic depth, and with fixed statistics."""
+        """Set the mode, but keep frozen parts in evaluation mode: no stochastic depth, and fixed statistics."""
         super().train(mode)
         for module in self._frozen:
             module.training = False
             for child in module.children():
-                if child not in self._at_first:  # it has taken a frozen one's place, as where blocks are compiled
+                if child not in self._at_first:  # it has replaced a frozen module, as when blocks are compiled
                     child.train(False)
         return self
 
     def no_weight_decay(self) -> set[str]:
-        """What the classifier exempts, such as bias tables and position embeddings."""
+        """The parameters that the classifier exempts, such as bias tables and position embeddings."""
         return {f"features.{name}" for name, _ in self.features.named_parameters() if name in self.undecayed}
 
     def check_frozen_norms(self) -> None:
-        """Raises UserError where batch norms are to be frozen and there are none, before a training begins."""
+        """Raise UserError, before training begins, if batch norms are to be frozen but there are none."""
         if self.frozen_norms and not any(isinstance(module, _BatchNorm) for module in self.features.modules()):
             raise UserError("frozen_norms: got true, expected false: this backbone has no batch norms to freeze")
 
     def _freeze(self, stages: int, norms: bool) -> list[nn.Module]:
-        """Switch off the gradients of the frozen modules, and return these modules."""
+        """Switch off the gradients of the frozen modules, and return those modules."""
         frozen: list[nn.Module] = []
         if stages:
             trained_parts = _parts_after(self.features, stages)
@@ -141,12 +142,12 @@ class PyramidBackbone(nn.Module):
 
 
 def _ceil_divide(side: int, stride: int) -> int:
-    """⌈side / stride⌉ without ``-(-side // stride)``: ONNX and OpenVINO round the quotient of a negative towards 0."""
+    """⌈side / stride⌉ without ``-(-side // stride)``: ONNX and OpenVINO round negative quotients towards 0."""
     return (side + stride - 1) // stride
 
 
 def check_color(backbone_args: Mapping[str, Any]) -> None:
-    """Raises ValueError for a backbone of other images than detectors and segmenters read, which is all in color."""
+    """Raise ValueError unless the backbone takes color images: detectors and segmenters read all images in color."""
     if (channels := backbone_args.get("in_chans", 3)) != 3:
         raise ValueError(f"backbone_args.in_chans: got {channels}, expected 3: images are read in color, gray ones too")
 
@@ -159,12 +160,12 @@ def create_backbone(
     Args:
         name: a model name that ``timm.is_model`` knows, those of stepsnet included.
         frozen_stages, frozen_norms: see :class:`PyramidBackbone`.
-        any_size: refuse a model that takes images of some sizes only.
+        any_size: refuse a model that takes only some image sizes.
         **timm_args: arguments of the classifier, such as ``drop_path_rate`` or ``widths``.
 
     Raises:
-        ValueError: an unknown model, one without maps of the four strides and without four maps of one stride,
-            with ``any_size`` one that does not take images of any size, or nothing to freeze.
+        ValueError: an unknown model, one with neither maps of the four strides nor four maps of one stride, with
+            ``any_size`` one that does not take images of any size, or stages that cannot be frozen.
     """
     if not timm.is_model(name):
         raise ValueError(f"backbone: got {name!r}, expected a timm or StepsNet model")
@@ -183,7 +184,7 @@ def create_backbone(
         raise ValueError(f"backbone {name}: got maps of strides {strides}, expected {expected}")
     settings = {"features_only": True, "out_indices": indices, **(of_family or {}), **arguments}
     patch_size = to_2tuple(getattr(getattr(classifier, "patch_embed", None), "patch_size", 1))[0]
-    patterns: set[str] = getattr(classifier, "no_weight_decay", set)()  # of names, as timm's optimizers read them
+    patterns: set[str] = getattr(classifier, "no_weight_decay", set)()  # for names, as timm's optimizers read them
     exempt = [key for key, _ in classifier.named_parameters() if any(fnmatch(key, pattern) for pattern in patterns)]
     features = timm.create_model(name, **settings)
     pad_windows(features)
@@ -198,10 +199,10 @@ def create_backbone(
 
 
 def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> int:
-    """To which multiple an image has to be padded: the patch size, or the largest stride. Tried on the meta device.
+    """The multiple to pad images to, the patch size or the largest stride, found by trial on the meta device.
 
     Raises:
-        ValueError: the model takes images of some sizes only.
+        ValueError: the model takes only some image sizes.
     """
     reason = ""
     with torch.device("meta"), torch.no_grad():  # a separate model, because a forward pass may leave caches behind
@@ -210,9 +211,9 @@ def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> 
             try:
                 PyramidBackbone(features, multiple)(torch.empty(1, settings.get("in_chans", 3), *_OTHER_SIZE))
                 return multiple
-            except Exception as error:  # whatever a model raises of a size that is not its own
+            except Exception as error:  # whatever a model raises for a size that is not its own
                 said = in_a_line(error)
-                if isinstance(error, NotImplementedError) or "meta tensors" in said:  # the meta device is too little
+                if isinstance(error, NotImplementedError) or "meta tensors" in said:  # the meta device does not suffice
                     return patch_size
                 reason = reason or said[:120]
     refused = "{}×{}".format(*_OTHER_SIZE)
@@ -220,24 +221,23 @@ def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> 
 
 
 def mean_and_std_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What timm's config of that name says of each channel, for pixels in 0 … 1; timm's default of one without."""
-    found = timm.get_pretrained_cfg(name)  # None of a model that was registered without one
+    """The mean and std of each channel in timm's config of that name, or timm's default, for pixels in 0 … 1."""
+    found = timm.get_pretrained_cfg(name)  # None for a model that was registered without one
     config = resolve_data_config(pretrained_cfg=found.to_dict() if found else {})
     return tuple(config["mean"]), tuple(config["std"])
 
 
 def load_backbone(backbone: PyramidBackbone, path: str | Path, key: str = "backbone") -> None:
-    """Load the weights of a classifier: the folder of a run, a checkpoint file that timm reads, or ``timm:NAME``.
+    """Load a classifier's weights from the folder of a run, a checkpoint file that timm reads, or ``timm:NAME``.
 
-    The classifier's head is left out, and the norms after the maps keep their weights. Tables of relative
-    positions and position embeddings of another size are interpolated by timm. On the meta device the weights are only
-    checked.
+    The classifier's head is left out, and the norms after the maps keep their weights. Relative position tables and
+    position embeddings of another size are interpolated by timm. On the meta device, the weights are only checked.
 
     Args:
-        key: of the recipe, for messages.
+        key: the recipe's key, for messages.
 
     Raises:
-        UserError: nothing can be read there, or the weights are not those of this model; the line names the first
+        UserError: nothing can be read there, or the weights are not those of this model; the message names the first
             weight that is missing, unexpected or of another shape.
     """
     given = read_pretrained(path, key)
@@ -285,11 +285,11 @@ def _parts_after(features: nn.Module, stages: int) -> list[nn.Module]:
 
 
 def _siblings_after(model: nn.Module, path: str) -> list[nn.Module]:
-    """What stands behind a module in its container, and behind that in the one around it: stages, or blocks.
+    """The stages or blocks after a module in its container, and after that container in the one around it.
 
     Raises:
-        ValueError: there is no such module, or the model has another list of parts beside, as an embedding a stage,
-            whose order is not known.
+        ValueError: there is no such module within another, or the model has a second list of parts, such as one
+            embedding per stage, whose order is not known.
     """
     top, *names = path.split(".")
     lists = [name for name, child in model.named_children() if isinstance(child, nn.ModuleList) and len(child) > 1]
@@ -305,7 +305,7 @@ def _siblings_after(model: nn.Module, path: str) -> list[nn.Module]:
 
 
 def _name_in_backbone(features: nn.Module, name: str) -> str:
-    """The name of a classifier's weight -> its name in ``features_only``, which flattens an nn.Sequential."""
+    """Translate the name of a classifier's weight to ``features_only``, which flattens an nn.Sequential."""
     if _wrapped_model(features) is not None:
         return f"model.{name}"
     flat = re.match(r"([^.]+)\.(\d+)\.", name)

@@ -41,9 +41,9 @@ def step_sequences(model: nn.Module) -> list[StepsNet]:
 def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.Module]:
     """The residual blocks of any model, in the order of execution.
 
-    In a model without a StepsNet they are the members of its sequences of modules of one type, as ``blocks`` or
-    ``layers`` usually are, or of the ``blocks`` of such members, as in timm's stages. A detector or a segmenter names
-    its backbone by the attribute ``trunk``, so that sequences in its heads are not taken for blocks.
+    In a model without a StepsNet, they are the members of its sequences of modules of one type, such as the usual
+    ``blocks`` or ``layers``; if a member has ``blocks`` itself, as timm's stages do, those are taken instead. A
+    detector or segmenter has its backbone as ``trunk``, so that sequences in its heads are not taken for blocks.
 
     Args:
         steps: only the blocks of these steps, counted from 1 in each stage.
@@ -53,7 +53,7 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     """
     if steps is not None:
         blocks = blocks_of(model)
-        step_of_block = _step_of_each_block(model)[: len(blocks)]  # there may be fewer layers
+        step_of_block = _step_of_each_block(model)[: len(blocks)]  # fewer layers may run than there are
         last = max(step_of_block, default=0)
         if not all(1 <= step <= last for step in steps):
             raise ValueError(f"got steps {list(steps)}, expected some of the model's {last}, counted from 1")
@@ -62,13 +62,13 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     if containers:
         return [module_of(block) for container in containers for block in container]
     is_transformer = is_transformer_in_steps(model)
-    least = 1 if is_transformer else 2  # of other models a sequence of one module may be anything
+    least = 1 if is_transformer else 2  # in other models, a sequence of one module may be anything
     found: list[nn.Module] = []
     trunk = getattr(model, "trunk", None)
     for module in (trunk if isinstance(trunk, nn.Module) else model).modules():
         members = members_of(module)
         same_type = len(members) >= least and len({type(member) for member in members}) == 1
-        is_design = same_type and isinstance(members[0], DesignPart)  # how streams begin and end, and no blocks
+        is_design = same_type and isinstance(members[0], DesignPart)  # how streams begin and end, not blocks
         if same_type and not is_design and any(True for _ in members[0].parameters()):
             found += [block for member in members for block in _blocks_of_stage(member)]
     nested = {inner for block in found for inner in block.modules() if inner is not block}
@@ -85,27 +85,27 @@ def widths_of(model: nn.Module) -> list[int]:
 
 
 def is_in_steps(model: nn.Module) -> bool:
-    """Whether blocks of one container are of several widths, as in no plain network of stages."""
+    """Whether the blocks of one container have several widths, as they never have in a plain network of stages."""
     if is_transformer_in_steps(model):
         return len(set(cast(Any, model).config.widths)) > 1
     return any(len(set(container.widths)) > 1 for container in step_sequences(model))
 
 
 def method_of_its_own(model: Any) -> str:
-    """The first method of a VisionTransformer's forward pass that neither timm nor stepsnet defines; else ""."""
+    """The first method of a VisionTransformer's forward pass that neither timm nor stepsnet defines, or ""."""
     names = ("forward", "forward_features", "forward_head", "pool", "_pos_embed")
     modules = {name: getattr(model, name).__module__.partition(".")[0] for name in names if hasattr(model, name)}
     return next((name for name, module in modules.items() if module not in ("timm", "stepsnet")), "")
 
 
 def is_of_transformers(model: Any) -> bool:
-    """Whether it is a model of the library transformers, which is not imported for that."""
+    """Whether the model is one of the transformers library, without importing that library."""
     library = sys.modules.get("transformers")
     return library is not None and isinstance(model, library.PreTrainedModel)
 
 
 def check_no_peft(model: nn.Module, caller: str) -> None:
-    """Raises UserError for a model with PEFT's adapters, which new blocks would not have."""
+    """Raise UserError if the model has PEFT's adapters, which new blocks would lack."""
     path = next((path for path, one in model.named_modules() if type(one).__module__.startswith("peft.")), None)
     if path is not None:
         raise UserError(
@@ -115,7 +115,7 @@ def check_no_peft(model: nn.Module, caller: str) -> None:
 
 
 def is_transformer_in_steps(model: nn.Module) -> bool:
-    """Whether it is a model of transformers in steps: its layers are one flat list, without a StepsNet module,
+    """Whether the model is one of transformers in steps: its layers are one flat list, without a StepsNet module,
     and its residual stream begins with the input embeddings."""
     return isinstance(getattr(model, "config", None), PerLayer)
 
@@ -138,16 +138,17 @@ def blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> li
 
 
 def recompute_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Keep only the input of each block, and run it again in the backward pass, with the same random numbers.
+    """Keep only each block's input, and run the block again in the backward pass, with the same random numbers.
 
-    For blocks of any model. timm's ``set_grad_checkpointing`` does the same for whole models and can be undone.
+    This works for the blocks of any model. timm's ``set_grad_checkpointing`` does the same for whole models, and can
+    be undone.
     """
     for block in blocks:
         block.forward = partial(recomputed_as, block, block.forward)
 
 
 def members_of(sequence: Any) -> list[nn.Module]:
-    """Of a sequence of modules, which may hold None in the place of one; of anything else none."""
+    """The modules in a sequence, without any None in place of one; an empty list for anything else."""
     members = list(sequence) if isinstance(sequence, (nn.Sequential, nn.ModuleList)) else []
     return [member for member in members if member is not None]
 
@@ -158,7 +159,7 @@ def _blocks_of_stage(member: nn.Module) -> list[nn.Module]:
 
 
 def _step_of_each_block(model: nn.Module) -> list[int]:
-    """Counted from 1 in each stage, in the order of execution."""
+    """The step of each block, counted from 1 in each stage, in the order of execution."""
     stages = [container.blocks_per_step() for container in step_sequences(model)]
     if is_transformer_in_steps(model):
         stages = [cast(Any, model).config.depths]
@@ -166,5 +167,5 @@ def _step_of_each_block(model: nn.Module) -> list[int]:
 
 
 def _width_of(block: StreamBlock) -> int:
-    """Of the block itself, also where StepsNets are nested."""
+    """The width of the block itself, even if StepsNets are nested."""
     return _width_of(block.block_call) if isinstance(block.block_call, StreamBlock) else block.width

@@ -28,7 +28,7 @@ __all__ = [
     "is_elsewhere",
 ]
 
-_LARGE = 1024  # a size from which on weights may take more memory than there is
+_LARGE = 1024  # from this size on, weights may take more memory than there is
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")
 _WHOLE = ("in_chans", "num_classes", "img_size", "patch_size", "embed_dim", *_DEPTHS)
 _LEAST = dict.fromkeys(("in_chans", "img_size", "patch_size", "channels", "hidden", "samples", "anchors"), 1.0)
@@ -37,7 +37,7 @@ _NOT_OF_A_CLASSIFIER = {
     "features_only": "detectors and segmenters take the features of a classifier by themselves",
     "checkpoint_path": "init=FILE reads weights",
 }
-# Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
+# Models that are not registered with timm are made by `create` in the module of that name in stepsnet.models.
 DETECTORS = {"mask_rcnn": True, "cascade_mask_rcnn": True, "faster_rcnn": False, "cascade_rcnn": False}  # has masks
 _MASKLESS = {"faster_rcnn": "mask_rcnn", "cascade_rcnn": "cascade_mask_rcnn"}  # in the module of the one with masks
 NOT_IN_TIMM = ("steps_transformer", "causal_lm", "stepify", "grow", "upernet", *DETECTORS)
@@ -47,12 +47,12 @@ def build_model(spec: ModelSpec, pretrained: bool = True) -> nn.Module:
     """Build the model that a recipe names, with random weights or those that its arguments ask for.
 
     Args:
-        pretrained: False for a model that gets its weights from elsewhere, as a run's does, or needs none: then the
-            argument ``pretrained`` fetches nothing.
+        pretrained: False for a model that gets its weights from elsewhere, as a run's does, or needs none; the
+            model's own argument ``pretrained`` is then ignored, and nothing is fetched.
 
     Raises:
-        UserError: an unknown name, arguments that the model does not accept, or weights that the machine's memory does
-            not hold.
+        UserError: an unknown name, arguments that the model does not accept, or weights that do not fit into the
+            machine's memory.
     """
     if not pretrained:
         spec = ModelSpec(spec.name, _not_pretrained(spec.args))
@@ -64,7 +64,7 @@ def build_model(spec: ModelSpec, pretrained: bool = True) -> nn.Module:
 
 
 def _not_pretrained(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a model, and of a model inside of it, without ``pretrained``."""
+    """A model's arguments, and those of any model inside it, without ``pretrained``."""
     inside = {key: _not_pretrained(value) if isinstance(value, Mapping) else value for key, value in args.items()}
     return {key: value for key, value in inside.items() if key != "pretrained"}
 
@@ -73,7 +73,7 @@ def _check_memory(spec: ModelSpec) -> None:
     try:
         with torch.device("meta"):
             model = _build(spec)
-    except UserError:  # perhaps a model that needs numbers while it is built
+    except UserError:  # perhaps a model that needs actual values while it is built
         return
     needed = sum(tensor.nbytes for tensor in model.parameters())
     if needed > host_memory():
@@ -93,15 +93,15 @@ def _build(spec: ModelSpec) -> nn.Module:
             model = timm.create_model(spec.name, **spec.args)
     except UserError:
         raise
-    except Exception as error:  # whatever timm, torch and transformers raise of arguments that they do not take
+    except Exception as error:  # whatever timm, torch and transformers raise for arguments that they reject
         said = in_a_line(error.__cause__ or error)
         if unknown := re.fullmatch(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'.*", said):
             raise UserError(_unknown_argument(spec, unknown[2], unknown[1])) from error
         if where := place_in_user_code(error):
             raise UserError(f"model {spec.name}: {where}: {said}") from error
-        # a library's message may quote a value alone
+        # a library's message may quote a value without its name
         values = {key: rf"(?<!\w){re.escape(repr(value))}(?!\w)" for key, value in spec.args.items() if key not in said}
-        is_named = len(values) < len(spec.args)  # then another number in it is not of these
+        is_named = len(values) < len(spec.args)  # then the message is about that one
         quoted = [f"{key}={spec.args[key]!r}" for key in values if not is_named and re.search(values[key], said)]
         raise UserError(f"model {spec.name}: {said}{f' ({quoted[0]})' if len(quoted) == 1 else ''}") from error
     for kind in type(model).__mro__[:-1]:
@@ -113,14 +113,14 @@ def _build(spec: ModelSpec) -> nn.Module:
 
 
 def _unknown_argument(spec: ModelSpec, name: str, callee: str) -> str:
-    """What is said of an argument that a constructor does not know, with the nearest that it does."""
-    if name not in spec.args:  # of a model inside of this one
+    """The message about an argument that a constructor does not know, with the nearest one that it does."""
+    if name not in spec.args:  # it belongs to a model inside this one
         return f"model {spec.name}: got an unknown argument {name!r}, expected one of {callee}"
     others = {key: value for key, value in spec.args.items() if key != name}
     try:
         with torch.device("meta"):
             kinds = type(_build(ModelSpec(spec.name, others))).__mro__[:-1]
-    except UserError:  # another one is wrong too, or the model needs numbers while it is built
+    except UserError:  # another one is wrong too, or the model needs actual values while it is built
         kinds = ()
     known = {parameter for kind in kinds for parameter in inspect.signature(kind).parameters}
     got = f"got an unknown argument {name!r} ({str(spec.args[name])[:40]})"
@@ -128,11 +128,12 @@ def _unknown_argument(spec: ModelSpec, name: str, callee: str) -> str:
 
 
 def check_args(spec: ModelSpec) -> None:
-    """Find arguments that models take without a word, or that keep them from ever being built.
+    """Refuse arguments that models would accept without a word, or that would keep them from ever being built.
 
     Raises:
-        UserError: a rate outside of [0, 1), no block or more than :data:`MOST_BLOCKS`, or an argument of
-            ``timm.create_model`` with which no classifier is made, or weights are read that are not the recipe's.
+        UserError: a rate outside [0, 1), a number that is too small or not whole, no block or more than
+            :data:`MOST_BLOCKS`, or an argument of ``timm.create_model`` that makes something other than a classifier
+            or reads weights other than the recipe's.
     """
     for name, value in spec.args.items():
         got = f"model {spec.name}: {name}: got {str(value)[:40]}"
@@ -154,35 +155,35 @@ def check_args(spec: ModelSpec) -> None:
 
 
 def _numbers(value: object) -> list[float]:
-    """The numbers in an argument, which may be one, or a list of numbers or lists."""
+    """The numbers in an argument, which may be a single one, or a list of numbers or lists."""
     if isinstance(value, list | tuple):
         return [number for one in value for number in _numbers(one)]
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 def check_model_name(spec: ModelSpec) -> None:
-    """Raises UserError, with the nearest names, for a model that does not exist."""
+    """Raise UserError, with the nearest names, if there is no such model."""
     if spec.name not in NOT_IN_TIMM and not timm.is_model(spec.name) and not is_elsewhere(spec.name):
         known = [*NOT_IN_TIMM, *timm.list_models()]
         raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
 
 
 def is_elsewhere(name: str) -> bool:
-    """Whether it names a model of a folder or of the Hub by timm's ``local-dir:`` or ``hf-hub:``."""
+    """Whether the name is that of a model in a folder or on the Hub, by timm's ``local-dir:`` or ``hf-hub:``."""
     return name.partition(":")[0] in ("local-dir", "hf-hub", "hf_hub") and ":" in name
 
 
 def context_of(model: Any) -> int | None:
-    """The tokens that a language model of transformers has positions for; None for one without, such as Mamba.
+    """How many tokens a transformers language model has positions for; None for one without, such as Mamba.
 
-    A table of positions with a row for padding, as RoBERTa has it, is read from the row behind that one.
+    A position table with a row for padding, such as RoBERTa's, is only used from the row after that one.
     """
     most = getattr(model.config, "max_position_embeddings", None)
     if most is None or getattr(model.config, "rope_parameters", None) is not None:
         return most
     try:
         words = model.get_input_embeddings()
-    except NotImplementedError:  # of a user's model, which need not say
+    except NotImplementedError:  # a user's model need not say
         words = None
     tables = (part for part in model.modules() if isinstance(part, nn.Embedding) and part is not words)
     padding = (table.padding_idx for table in tables if table.num_embeddings == most)
@@ -190,13 +191,13 @@ def context_of(model: Any) -> int | None:
 
 
 def fit_positions(model: Any, seq_len: int) -> None:
-    """Let a config say the length that its model is trained at, as where rotary positions go on beyond the config's.
+    """Raise the length in a model's config to the one that it is trained at, if its rotary positions go that far.
 
-    What is published would be cut to the shorter length by those who read it. Scaled rotary positions keep theirs,
-    which their formula has.
+    Programs that read a published config would otherwise cut texts to the shorter length. Scaled rotary positions keep
+    the length in the config, since it is part of their formula.
 
     Raises:
-        UserError: the positions are learned, and fewer than a sequence's.
+        UserError: the positions are learned, and there are fewer than ``seq_len``.
     """
     most, rotary = context_of(model), getattr(model.config, "rope_parameters", None)
     if most is None or most >= seq_len:
@@ -211,7 +212,7 @@ def fit_positions(model: Any, seq_len: int) -> None:
 def input_size_of(spec: ModelSpec, model: nn.Module) -> tuple[int, int, int]:
     """(channels, height, width) of the images that a built model takes."""
     chans, height, width = resolve_model_data_config(model)["input_size"]
-    # a model without such a patch embedding may be built for a size too, which its config does not tell
+    # a model without such a patch embedding may also be built for a size, which its config does not tell
     built_for = getattr(getattr(model, "patch_embed", None), "img_size", None) or spec.args.get("img_size")
     if built_for:
         height, width = (built_for, built_for) if isinstance(built_for, int) else built_for

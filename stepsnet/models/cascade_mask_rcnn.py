@@ -20,7 +20,7 @@ from .mask_rcnn import BOXES, Detector, create_detector, create_roi_heads
 
 __all__ = ["STAGES", "CascadeRoIHeads", "create", "create_heads", "giou_losses"]
 
-# per stage: IoU from which on a box is positive, weight of the losses, weights of the box regression
+# per stage: least IoU of a positive box, weight of the losses, weights of the box regression
 STAGES = (
     (0.5, 1.0, (10.0, 10.0, 5.0, 5.0)),
     (0.6, 0.5, (20.0, 20.0, 10.0, 10.0)),
@@ -37,7 +37,7 @@ def giou_losses(
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy, and ten times the GIoU loss of the decoded positive boxes, divided by the number of all boxes.
 
-    Shape: logits (N, classes), deltas (N, 4 · classes), and per image boxes, labels and regression targets.
+    Shape: logits (N, classes), deltas (N, 4 · classes), and boxes, labels and regression targets per image.
     """
     classes, proposals = torch.cat(labels), torch.cat(boxes)
     positive = torch.where(classes > 0)[0]
@@ -73,7 +73,7 @@ class CascadeRoIHeads(nn.Module):
         image_shapes: list[tuple[int, int]],
         targets: list[Target] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """As RoIHeads of torchvision: detections per image, or losses by name, with the stages counted from 1."""
+        """As torchvision's RoIHeads: detections per image, or losses by name, with the stages counted from 1."""
 
         def pooled(pool: nn.Module, boxes: Boxes) -> Tensor:
             return pool(features, boxes, image_shapes)
@@ -107,7 +107,7 @@ class CascadeRoIHeads(nn.Module):
         return losses
 
     def _detections(self, pooled: Callable, proposals: Boxes, image_shapes: list) -> list[dict[str, Tensor]]:
-        """Boxes are the last stage's; class logits and mask probabilities are averaged over the stages."""
+        """The boxes come from the last stage; class logits and mask probabilities are averaged over the stages."""
         all_logits = []
         for number, stage in enumerate(self.stages, 1):
             logits, deltas = stage.box_predictor(stage.box_head(pooled(stage.box_roi_pool, proposals)))
@@ -129,7 +129,7 @@ class CascadeRoIHeads(nn.Module):
 
     @staticmethod
     def _refine(stage: RoIHeads, deltas: Tensor, classes: Tensor, boxes: Boxes, image_shapes: list) -> Boxes:
-        """Apply the deltas of the given classes, (N), and clip to the images; gradients do not pass."""
+        """Apply the deltas of the given classes (N), and clip the boxes to the images; no gradients pass through."""
         refined = stage.box_coder.decode_single(_of_class(deltas.detach(), classes), torch.cat(boxes))  # (N, 4)
         per_image = refined.split([len(image_boxes) for image_boxes in boxes])
         return [clip_boxes_to_image(image_boxes, shape) for image_boxes, shape in zip(per_image, image_shapes)]
@@ -140,7 +140,7 @@ def _mask_loss(
 ) -> Tensor:
     positive = [torch.where(image_labels > 0)[0] for image_labels in labels]
     positive_boxes = [image_boxes[index] for image_boxes, index in zip(boxes, positive)]
-    head: Any = stage  # of which torchvision says that its mask head may be missing
+    head: Any = stage  # by torchvision's types, its mask head may be missing
     return maskrcnn_loss(
         head.mask_predictor(head.mask_head(pooled(head.mask_roi_pool, positive_boxes))),
         positive_boxes,
@@ -161,7 +161,7 @@ def _among(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def create_heads(channels: int, hidden: int, num_classes: int, samples: int, masks: bool = True) -> CascadeRoIHeads:
-    """The heads of Cascade Mask R-CNN, or without ``masks`` those of Cascade R-CNN."""
+    """The heads of Cascade Mask R-CNN or, without ``masks``, those of Cascade R-CNN."""
     stages = []
     for iou, _, weights in STAGES:
         head = FastRCNNConvFCHead((channels, BOXES, BOXES), [channels] * 4, [hidden], norm_layer=nn.BatchNorm2d)
@@ -170,9 +170,9 @@ def create_heads(channels: int, hidden: int, num_classes: int, samples: int, mas
 
 
 def create(backbone: str, *args: Any, masks: bool = True, **kwargs: Any) -> Detector:
-    """Cascade Mask R-CNN, or without ``masks`` Cascade R-CNN; the arguments are those of
+    """Cascade Mask R-CNN or, without ``masks``, Cascade R-CNN; the arguments are those of
     :func:`.mask_rcnn.create_detector`.
 
-    A box head is four 3×3 convolutions with batch norm and one linear layer.
+    Each box head is four 3×3 convolutions with batch norm and one linear layer.
     """
     return create_detector(partial(create_heads, masks=masks), backbone, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""Any causal language model of transformers, by its model type and the fields of its configuration.
+"""Any causal language model of transformers, from its model type and configuration fields.
 
-``{"name": "causal_lm", "args": {"model_type": "gpt2", "n_embd": 64, "n_layer": 6, "n_head": 2}}`` in a recipe; as a
-StepsNet it is ``{"name": "stepify", "args": {"model": "causal_lm", "model_type": "gpt2", …, "steps": 3}}``.
+In a recipe it is ``{"name": "causal_lm", "args": {"model_type": "gpt2", "n_embd": 64, "n_layer": 6, "n_head": 2}}``,
+and as a StepsNet ``{"name": "stepify", "args": {"model": "causal_lm", "model_type": "gpt2", …, "steps": 3}}``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def create(model_type: str | None = None, **fields: Any) -> nn.Module:
-    """A model with random weights: its logits of the next tokens are (B, N, ``vocab_size``).
+    """Return a model with random weights, whose logits of the next tokens are (B, N, ``vocab_size``).
 
     Args:
-        model_type: as transformers' ``config.json`` has it, such as "gpt2".
-        **fields: of its configuration; by default the library's.
+        model_type: the ``model_type`` in transformers' ``config.json``, such as "gpt2".
+        **fields: fields of the configuration; the others have the library's defaults.
 
     Raises:
-        UserError: no such type, one that is no causal language model or sees the tokens that it predicts, or a field
-            that its configuration does not have.
+        UserError: an unknown type, one that is not a causal language model or sees the tokens that it predicts, or a
+            field that its configuration does not have.
     """
     if model_type not in CONFIG_MAPPING:
         hint = nearest(str(model_type), sorted(CONFIG_MAPPING))
@@ -41,12 +41,12 @@ def create(model_type: str | None = None, **fields: Any) -> nn.Module:
             f"{nearest(unknown[0], known)}"
         )
     size = fields.get("vocab_size", getattr(default, "vocab_size", 0))
-    for name in _SPECIAL_TOKENS:  # the default's are those of its own tokenizer
+    for name in _SPECIAL_TOKENS:  # the defaults are those of the model's own tokenizer
         token = getattr(default, name, None)
         if isinstance(token, int) and token >= size:
             fields.setdefault(name, None)
     if getattr(default, "pad_token_id", None) is not None and _does_without_padding(model_type, fields):
-        fields.setdefault("pad_token_id", None)  # an ordinary token here, whose embedding would not be trained
+        fields.setdefault("pad_token_id", None)  # an ordinary token here, whose embedding would stay untrained
     config = AutoConfig.for_model(model_type, **fields)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UserError(f"model causal_lm: model_type: got {model_type!r}, expected a causal language model")
@@ -56,13 +56,13 @@ def create(model_type: str | None = None, **fields: Any) -> nn.Module:
 
 
 def _does_without_padding(model_type: str | None, fields: dict[str, Any]) -> bool:
-    """Whether a model can be made and run without a padding token: RoBERTa, for one, counts positions by it."""
+    """Whether a model can be made and run without a padding token; RoBERTa, for one, needs it to count positions."""
     tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
     try:
         with torch.device("meta"):
             config = AutoConfig.for_model(model_type, **{**fields, "pad_token_id": None})
             AutoModelForCausalLM.from_config(config)(input_ids=tokens, use_cache=False)
-    except RuntimeError:  # what looks at values, which the meta device has none of
+    except RuntimeError:  # from code that looks at values, which the meta device lacks
         return True
     except Exception:
         return False
@@ -70,10 +70,10 @@ def _does_without_padding(model_type: str | None, fields: dict[str, Any]) -> boo
 
 
 def _check_is_causal(model: Any, model_type: str | None) -> None:
-    """Raises UserError where what is predicted at a position changes with the tokens after it, as in BERT and XLNet.
+    """Raise UserError if the prediction at a position changes with the tokens after it, as in BERT and XLNet.
 
-    The library has such models among its causal ones, and no field of a configuration tells them from the others. On
-    the meta device nothing is found.
+    The library has such models among its causal ones, and no configuration field tells them from the others. On the
+    meta device, nothing is checked.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
@@ -82,7 +82,7 @@ def _check_is_causal(model: Any, model_type: str | None) -> None:
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             of_five, of_two = model.eval()(input_ids=tokens, use_cache=False).logits
-    except Exception:  # a model that does not take so few tokens, or no tokens alone: training it will tell
+    except Exception:  # a model that needs more tokens, or other inputs too: training it will tell
         return
     finally:
         model.train(was_training)

@@ -32,19 +32,19 @@ __all__ = [
 
 
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
-    """``torch.compile`` each block in place: the blocks of a width share a graph, whatever the depth.
+    """``torch.compile`` each block in place; the blocks of one width share a graph, whatever the depth.
 
-    Of a design whose stream grows from block to block, these are a block's attention and MLP, and the sums over all
-    blocks before (``residual/source_sum.py``).
+    If a design's stream grows from block to block, each block's attention and MLP are compiled instead, and the sums
+    over all earlier blocks (``residual/source_sum.py``).
 
-    The rate of stochastic depth differs from block to block, and dynamo would take each for a constant and compile
-    every block anew. It is therefore read from a tensor, on the device that the model is on; what is drawn has timm's
-    distribution, and other values than without compilation.
+    The rate of stochastic depth differs from block to block, and dynamo would take each rate for a constant and compile
+    every block anew. It is therefore read from a tensor on the model's device; the draws have timm's distribution, but
+    other values than without compilation.
 
     Args:
-        recomputed: blocks that :func:`recompute_blocks` gets afterwards. dynamo compiles nothing that runs
+        recomputed: blocks that are passed to :func:`recompute_blocks` afterwards. dynamo compiles nothing that runs
             inside a checkpoint's function unless it was compiled before.
-        **kwargs: ``torch.compile``'s.
+        **kwargs: arguments of ``torch.compile``.
 
     Raises:
         UserError: no sequence of blocks is found in the model.
@@ -57,9 +57,9 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
         if _in_its_own_memory not in network._forward_pre_hooks.values():
             network.register_forward_pre_hook(_in_its_own_memory)
     parents = {id(child): id(parent) for parent in model.modules() for child in parent.children()}
-    own: dict[Any, FunctionType] = {}  # of the parts that share their graphs
+    own: dict[Any, FunctionType] = {}  # one for each group of parts that share graphs
     for block in blocks:
-        # of a block whose arguments grow from block to block, what sees one shape
+        # of a block whose arguments grow from block to block, the parts that see one shape
         parts = block.parts_to_compile() if isinstance(block, ConnectedBlock) else [block]
         for part in parts:
             shapes = tuple(parameter.shape for parameter in part.parameters())
@@ -77,10 +77,10 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
 
 
 def _share_code(part: nn.Module, key: Any, own: dict[Any, FunctionType]) -> None:
-    """Give the parts of a step or stage a code object of their own for their class's forward pass.
+    """Give the parts of a step or stage their own code object for their class's forward pass.
 
-    A Swin has more than eight graphs, of its stages, its steps and the two kinds of windows. dynamo also takes a size
-    that differs between two calls for dynamic, and compiles with symbols in its place, which takes minutes for
+    A Swin has more than eight graphs: those of its stages, its steps and the two kinds of windows. dynamo also takes a
+    size that differs between two calls for dynamic, and compiles with symbols in its place, which takes minutes for
     Swin's windows.
     """
     forward = type(part).forward
@@ -95,17 +95,18 @@ _numbers = itertools.count()
 
 
 def _with_own_code(function: FunctionType) -> FunctionType:
-    """The function with another code object: dynamo counts graphs by the code object, and gives up at the eighth."""
-    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")  # else it would be an equal one
+    """The function with a code object of its own: dynamo counts graphs per code object, and gives up at the eighth."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")  # else the two would be equal
     own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     own.__kwdefaults__ = function.__kwdefaults__
     return own
 
 
 def _narrowed(model: nn.Module) -> list[nn.Module]:
-    """The networks of StepsNets in front of which the stream is split.
+    """The networks in a model's StepsNets that get their input from splitting the stream.
 
-    A :class:`~.stepify.sequence.StepSequence` has none that stay: a narrower step's first block has a graph of its own.
+    A :class:`~.stepify.sequence.StepSequence` makes its networks anew each time, so they cannot be hooked: the first
+    block of a narrower step gets its own graph there.
     """
     pairs = [
         (network, width, before)
@@ -117,7 +118,7 @@ def _narrowed(model: nn.Module) -> list[nn.Module]:
 
 
 def _in_its_own_memory(network: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Copy what was split off the stream: its strides would make another graph of a step's first block."""
+    """Copy what was split off the stream, whose strides would require another graph for a step's first block."""
     return inputs[0].clone(memory_format=torch.preserve_format)
 
 
@@ -126,12 +127,12 @@ class SharedDropPath(DropPath):
 
     def __init__(self, drop_prob: float, scale_by_keep: bool, device: torch.device):
         super().__init__(drop_prob, scale_by_keep)
-        self.kept = torch.tensor(1.0 - drop_prob, device=device)  # no buffer: state dicts and DDP leave it alone
+        self.kept = torch.tensor(1.0 - drop_prob, device=device)  # not a buffer: state dicts and DDP leave it alone
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """To another device, in the precision and with the value that it has."""
+        """Move the rate to another device, but keep its precision and value."""
         device = fn(torch.empty(0, device=self.kept.device)).device
-        if device != self.kept.device:  # else it stays where graphs read it
+        if device != self.kept.device:  # otherwise it stays where graphs read it
             with torch.inference_mode(False):
                 self.kept = torch.tensor(1.0 - self.drop_prob, device=device)
         return super()._apply(fn, recurse)
@@ -150,7 +151,7 @@ class SharedDropPath(DropPath):
 
 
 def _share_stochastic_depth(blocks: Sequence[nn.Module]) -> None:
-    """Make blocks alike whose rates differ; those of rate 0 have an Identity where others have a DropPath."""
+    """Make blocks with different rates alike; those with rate 0 have an Identity where others have a DropPath."""
     children = [
         (block, parent, name, child)
         for block in blocks
@@ -166,7 +167,7 @@ def _share_stochastic_depth(blocks: Sequence[nn.Module]) -> None:
 
 
 class CompiledForward:
-    """A part's compiled forward pass, in place of ``part.forward``; a copy of the part has one of its own weights."""
+    """A part's compiled forward pass, in place of ``part.forward``; a copy of the part has one with its own weights."""
 
     def __init__(self, forward: Callable[..., Any], kwargs: dict[str, Any]):
         functools.update_wrapper(self, forward)
@@ -181,10 +182,10 @@ class CompiledForward:
 
 
 class CompiledSums:
-    """The functions of sums over sources as compiled; they hold no weights.
+    """The compiled functions of sums over sources; they hold no weights.
 
-    Each number and width of sources has a code object of its own, with gradients and without, and with a total to go on
-    from and without: dynamo would give up at the eighth graph of one.
+    Each number and width of sources has its own code object, with and without gradients, and with and without a total
+    to continue from: dynamo would give up at the eighth graph of a shared one.
     """
 
     def __init__(self, kwargs: dict[str, Any]):
@@ -201,7 +202,7 @@ class CompiledSums:
         return self.found[key]
 
     def __reduce__(self) -> Any:
-        return _not_compiled, ()  # as copies and pickles of a compiled part are not
+        return _not_compiled, ()  # copies and pickles of a part are not compiled either
 
 
 def _not_compiled() -> None:
@@ -209,10 +210,10 @@ def _not_compiled() -> None:
 
 
 class ReplacedForward:
-    """What stands in place of ``model.forward`` and makes it quicker; a copy or a pickle of the model has its own.
+    """A quicker pass in place of ``model.forward``; a copy or a pickle of the model has its own.
 
     Args:
-        own: the forward pass that a user has put on the model itself; None: that of its class.
+        own: the forward pass that a user has set on the model itself; None for that of its class.
     """
 
     def __init__(self, model: nn.Module, own: Any = None):
@@ -226,7 +227,7 @@ class ReplacedForward:
         return type(self.model).forward(self.model, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplacedForward:
-        # the copy of a model is being made when its attributes are
+        # a model's copy is registered before its attributes are copied
         return type(self)(memo[id(self.model)], copy.deepcopy(self.own, memo))
 
     def __reduce__(self) -> Any:
@@ -235,7 +236,7 @@ class ReplacedForward:
 
 @contextmanager
 def paused(model: nn.Module, kind: type[ReplacedForward]) -> Iterator[None]:
-    """The forward passes that stand in place of others in a model, one kind of them, run as they were built."""
+    """Let a model's replaced forward passes, those of one kind, run as they were built while in the context."""
     found = [module.__dict__.get("forward") for module in model.modules()]
     replaced = [(forward, forward.paused) for forward in found if isinstance(forward, kind)]
     for forward, _ in replaced:
@@ -243,20 +244,20 @@ def paused(model: nn.Module, kind: type[ReplacedForward]) -> Iterator[None]:
     try:
         yield
     finally:
-        for forward, before in replaced:  # it may be inside of another
+        for forward, before in replaced:  # contexts may be nested
             forward.paused = before
 
 
 @contextmanager
 def running_eagerly(model: nn.Module) -> Iterator[None]:
-    """Neither compiled code nor graphs, both of which leave hooks out."""
+    """Run neither compiled code nor graphs while in the context, since both leave out hooks."""
     with paused(model, ReplacedForward), torch.compiler.set_stance("force_eager"):
         yield
 
 
 @contextmanager
 def buffers_as_before(model: nn.Module) -> Iterator[None]:
-    """Running statistics are afterwards what they were."""
+    """Restore the buffers, such as running statistics, on leaving the context."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
@@ -270,14 +271,14 @@ class FrozenForward(ReplacedForward):
     """A model's forward pass as one graph that holds its weights as constants.
 
     inductor then lays the weights out for the CPU's matrix kernels, folds batch norms into convolutions and runs
-    activations and additions inside of the products. One graph is compiled for each shape of input. With gradients,
-    in training, and once a weight has changed, the model's own forward pass runs; what is written through ``.data``
-    leaves no trace.
+    activations and additions inside the products. One graph is compiled for each input shape. With gradients, in
+    training, and once a weight has changed, the model's own forward pass runs; a write through ``.data`` goes
+    unnoticed.
     """
 
     def __init__(self, model: nn.Module, own: Any = None):
         super().__init__(model, own)
-        self.versions: list[tuple[int, int]] = []  # of the weights that the graphs hold, from the first call
+        self.versions: list[tuple[int, int]] = []  # of the weights that the graphs hold; set by the first call
         eager = self.as_built
 
         def whole(*args: Any, **kwargs: Any) -> Any:
@@ -291,9 +292,9 @@ class FrozenForward(ReplacedForward):
         self.versions = self.versions or _versions(self.model)
         if self.versions != _versions(self.model):
             return self.as_built(*args, **kwargs)
-        import torch._inductor.config as inductor_config  # takes half a second, which only a compiled model pays
+        import torch._inductor.config as inductor_config  # takes half a second, which only a compiled model should pay
 
-        with inductor_config.patch(freezing=True):  # dynamo asks it too, so torch.compile's options do not suffice
+        with inductor_config.patch(freezing=True):  # dynamo reads it too, so torch.compile's options do not suffice
             return self.compiled(*args, **kwargs)
 
 
@@ -306,6 +307,6 @@ def restore_forward(model: nn.Module) -> None:
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """What changes with any weight or statistic: where each is, and how often it was written to."""
+    """Where each weight and statistic is, and how often it was written to: this changes when any of them does."""
     tensors = [*model.parameters(), *model.buffers()]
     return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]

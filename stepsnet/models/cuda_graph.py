@@ -1,8 +1,8 @@
 """A model's forward and backward passes replayed as CUDA graphs, so that no kernel waits for its launch.
 
 A narrow deep network has thousands of kernels that take a GPU less time than the processor needs to launch them.
-torch.cuda.make_graphed_callables is not used: before torch 2.13 it forbids other threads to use CUDA during a capture,
-as those of loaders do.
+torch.cuda.make_graphed_callables is not used: before torch 2.13, it forbids other threads, such as those
+of loaders, to use CUDA during a capture.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .compilation import ReplacedForward, buffers_as_before
 __all__ = ["GraphedInference", "GraphedTraining"]
 
 _WARM_UPS = 2  # passes in which kernels are chosen and compiled, before one that is watched
-_KINDS = 8  # of inputs: each has graphs of its own, and these their own memory
-_A_TENSOR = object()  # in its place among what is given
+_KINDS = 8  # of inputs, at most: each has its own graphs, and these have their own memory
+_A_TENSOR = object()  # stands for a tensor among the arguments
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
 class _Graphed(ReplacedForward):
     """A model's forward pass, captured for each kind of inputs and replayed.
 
-    A kind is the inputs' shapes and types, what else is given, and the modes of the modules and of autocast. Inputs of
-    more than eight kinds, what is not called with tensors on a GPU, and in evaluation a model that cannot be captured,
-    run as the model was built. Calls of several threads and streams run one after the other. Weights may be written to
-    in place; where one was moved or replaced, everything is captured anew. A hook that is registered after the capture
-    is not called. Another value of a plain attribute, such as a rate of dropout, is not seen; another tensor must not
-    be put there, since the graph reads where the first was.
+    A kind is the inputs' shapes and types, the other arguments, and the modes of the modules and of autocast. The model
+    runs as it was built for kinds beyond the eighth, for calls without tensors on a GPU and, in evaluation, if it
+    cannot be captured. Calls from several threads and streams run one after the other. Weights may be written to in
+    place; if one is moved or replaced, everything is captured anew. A hook that is registered after the capture is not
+    called. A new value of a plain attribute, such as a dropout rate, goes unnoticed; a tensor in one must not be
+    replaced, since the graph reads where the first one was.
     """
 
     for_training = False
@@ -49,12 +49,12 @@ class _Graphed(ReplacedForward):
     def __init__(self, model: nn.Module, own: Any = None):
         super().__init__(model, own)
         self.captured: list[tuple[Any, _Passes | None]] = []
-        self.seen: deque[Any] = deque(maxlen=_KINDS)  # the last kinds of inputs in evaluation that were not captured
-        self.parts: list[nn.Module] = []  # from the first capture
-        self.slots: list[tuple[dict[str, Any], str, Any]] = []  # (where the model holds it, its name, what it was)
+        self.seen: deque[Any] = deque(maxlen=_KINDS)  # the last kinds of inputs that were not captured in evaluation
+        self.parts: list[nn.Module] = []  # set by the first capture
+        self.slots: list[tuple[dict[str, Any], str, Any]] = []  # (the dictionary that holds it, its name, the value)
         self.sizes: list[tuple[dict[str, Any], int]] = []
-        self.places: list[tuple[int, bool]] = []  # of the tensors among them
-        self.lock = RLock()  # a model may contain itself
+        self.places: list[tuple[int, bool]] = []  # of the tensors in the slots
+        self.lock = RLock()  # reentrant, since a model may contain itself
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
@@ -66,7 +66,7 @@ class _Graphed(ReplacedForward):
             return passes(inputs) if passes else self.as_built(*args, **kwargs)
 
     def _passes_for(self, given: Sequence[Any], names: list[str], inputs: Sequence[Tensor]) -> _Passes | None:
-        """The graphs for what is ``given``, the last of which has ``names``; None where the model runs as built."""
+        """The graphs for the ``given`` values, the last of which have ``names``; None if the model runs as built."""
         if not self.captured or self._is_changed():
             self._look_at_the_model()
         constants = [_A_TENSOR if isinstance(value, Tensor) else (type(value), value) for value in given]
@@ -75,7 +75,7 @@ class _Graphed(ReplacedForward):
         kind = (modes, _autocast_of(), len(given), names, constants, shapes)
         kinds = [other for other, _ in self.captured]
         if kind not in kinds:
-            # many sizes in an evaluation come once
+            # in evaluation, many sizes come only once
             if len(kinds) == _KINDS or not (self.model.training or kind in self.seen):
                 self.seen.append(kind)
                 return None
@@ -84,7 +84,7 @@ class _Graphed(ReplacedForward):
         return self.captured[kinds.index(kind)][1]
 
     def _run(self, given: Sequence[Any], names: Sequence[str], tensors: Sequence[Tensor]) -> Any:
-        """The forward pass with other tensors in place of the ``given`` ones, the last of which have names."""
+        """Run the forward pass with other tensors in place of the ``given`` ones; the last values have ``names``."""
         rest = iter(tensors)
         values = [next(rest) if isinstance(value, Tensor) else value for value in given]
         unnamed = len(values) - len(names)
@@ -98,7 +98,7 @@ class _Graphed(ReplacedForward):
             if training:
                 raise self._refusal(f"it is called with a {others[0]}")
             return False
-        if hasattr(self.model, "generate") and not training:  # each token is another shape, and a cache is written to
+        if hasattr(self.model, "generate") and not training:  # each token has another shape, and a cache is written to
             return False
         if torch.compiler.is_compiling() or not inputs or not all(x.is_cuda and not x.requires_grad for x in inputs):
             return False
@@ -120,7 +120,7 @@ class _Graphed(ReplacedForward):
         self.places = _places(self.slots)
 
     def _capture(self, run: _Run, inputs: Sequence[Tensor]) -> _Passes | None:
-        """The graphs; None in evaluation for what cannot be captured."""
+        """Return the graphs, or None in evaluation if it is found beforehand that the model cannot be captured."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad] if self.model.training else []
         if any(weight._backward_hooks for weight in weights):
             raise self._refusal("a weight has a hook of its gradient")
@@ -140,44 +140,45 @@ class _Graphed(ReplacedForward):
 
 
 class GraphedInference(_Graphed):
-    """In evaluation, without gradients."""
+    """A forward pass replayed in evaluation, without gradients."""
 
 
 class GraphedTraining(_Graphed):
-    """In training, a graph of the forward pass and one of the backward pass; in evaluation as well.
+    """Forward and backward passes replayed in training, as one graph each, and forward passes in evaluation.
 
-    What is drawn on the GPU in the forward pass (dropout, stochastic depth) is what an eager pass would draw. The
-    backward pass runs once, before the next forward pass, and gradients of gradients cannot be taken.
+    Random numbers that the forward pass draws on the GPU (dropout, stochastic depth) are those of an eager pass. The
+    backward pass can run only once, before the next forward pass, and gradients of gradients cannot be taken.
     """
 
     for_training = True
 
 
-_Run = Callable[[Sequence[Tensor]], Any]  # the forward pass, of its tensors alone
+_Run = Callable[[Sequence[Tensor]], Any]  # the forward pass as a function of its tensors alone
 
 
 class _NotCapturable(RuntimeError):
-    """Found before a capture, so that nothing of CUDA's is left in between."""
+    """The model cannot be captured, as found before a capture begins, so that CUDA's state is intact."""
 
 
 class _CaptureFailed(RuntimeError):
-    """After which torch before 2.13 draws no random numbers any more."""
+    """A capture failed, after which torch before 2.13 can no longer draw random numbers."""
 
 
 class _Passes:
-    """The graphs for inputs of one kind; they read their input where it is copied to, and the weights where they are.
+    """The graphs for inputs of one kind; inputs are copied to where the graphs read them, weights are read in place.
 
     Args:
-        weights: whose gradients the backward pass has; without any, there is only a forward pass.
+        weights: those whose gradients the backward pass computes; without any, there is only a forward pass.
 
     Raises:
-        _NotCapturable, _CaptureFailed: the forward or the backward pass does more than computing on the GPU.
+        _NotCapturable, _CaptureFailed: the forward or the backward pass does more than compute on the GPU, or a
+            forward pass alone does not fit into its memory.
     """
 
     def __init__(self, run: _Run, inputs: Sequence[Tensor], weights: Sequence[Tensor]):
-        self.weights, self.number = weights, 0  # of passes
+        self.weights, self.number = weights, 0  # the number counts passes
         self.is_read = torch.cuda.Event()
-        with torch.inference_mode(False):  # what is made within cannot be written to outside of it
+        with torch.inference_mode(False):  # tensors made in inference mode cannot be written to outside it
             self.inputs = [x.detach().clone() for x in inputs]
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
@@ -198,7 +199,7 @@ class _Passes:
                 except RuntimeError as error:
                     if is_out_of_memory(error):
                         raise
-                    first = error.__context__ or error  # which the end of the capture hides
+                    first = error.__context__ or error  # the end of the capture hides the first error
                     raise _CaptureFailed(in_a_line(first)) from error
         current.wait_stream(stream)
 
@@ -229,11 +230,11 @@ class _Passes:
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for weight, written in zip(self.weights, self.gradients, strict=True):
-            # autograd keeps a weight's first gradient where it is: in memory that this pass writes to as well
+            # autograd leaves a weight's first gradient where it is, in memory that this pass writes to as well
             if weight.grad is not None and written is not None and weight.grad.data_ptr() == written.data_ptr():
                 weight.grad = weight.grad.clone()
         stream = torch.cuda.current_stream(self.inputs[0].device)
-        self.is_read.wait(stream)  # another stream may still copy the outputs of the pass before
+        self.is_read.wait(stream)  # another stream may still be copying the last pass's outputs
         for place, x in zip(self.inputs, inputs, strict=True):
             place.copy_(x)
         self.number += 1
@@ -271,7 +272,7 @@ class _Replayed(torch.autograd.Function):
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """The tensors in a model's output. Raises _NotCapturable for an output with something that is not replayed."""
+    """The tensors in a model's output. Raises _NotCapturable if the output holds anything that cannot be replayed."""
     leaves, _ = tree_flatten(output)
     if others := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (Tensor, *_CONSTANTS))]:
         raise _NotCapturable(f"it returns a {others[0]}")
@@ -281,7 +282,7 @@ def tensors_of(output: Any) -> list[Tensor]:
 def gradients_of(
     outputs: Sequence[Tensor], weights: Sequence[Tensor], of_outputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Each in memory of its own, as a weight's gradient has it, and without autocast, as in ``loss.backward()``."""
+    """The gradients, each in its own memory like ``weight.grad``, and without autocast, as in ``loss.backward()``."""
     differentiable = [y for y in outputs if y.requires_grad]
     with torch.autocast(weights[0].device.type, enabled=False):
         found = torch.autograd.grad(differentiable, weights, of_outputs, allow_unused=True)
@@ -304,14 +305,14 @@ def _autocast_of() -> tuple[bool, torch.dtype]:
 
 
 def _without_cached_casts() -> AbstractContextManager:
-    """The caller's autocast; a cast that was cached before the capture would be missing from the graph."""
+    """The caller's autocast without its cache: a cast cached before the capture would be missing from the graph."""
     enabled, dtype = _autocast_of()
     return torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """Raises _NotCapturable where the processor waits for the GPU, or draws what would be drawn once for all."""
+    """Raise _NotCapturable if the processor waits for the GPU, or draws numbers that every replay would then repeat."""
     before, states = torch.cuda.get_sync_debug_mode(), _states_of_processor()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -328,7 +329,7 @@ def _watched() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """A graph that is freed during a capture would end it."""
+    """Suspend garbage collection: a graph that is freed during a capture would end it."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -346,7 +347,7 @@ def _states_of_processor() -> tuple[Any, ...]:
 
 @contextmanager
 def _as_if_not_run(model: nn.Module) -> Iterator[None]:
-    """Running statistics, and what is drawn next on the GPU, are afterwards what they were."""
+    """Restore running statistics and the GPU's random state on leaving the context."""
     drawn = torch.cuda.get_rng_state()
     try:
         with buffers_as_before(model):

@@ -1,7 +1,7 @@
 """Mask R-CNN (He et al., 2017) from torchvision's modules, on the backbone of a Steps or timm model (Table 2).
 
-Without its mask head it is Faster R-CNN (Ren et al., 2015), for data that have boxes alone. The settings are those of
-Swin's detectors. Labels are 1 … num_classes, 0 is the background.
+Without its mask head it is Faster R-CNN (Ren et al., 2015), for data that have only boxes. The settings are those of
+Swin's detectors. Labels are 1 … num_classes; 0 is the background.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 ANCHORS = (32, 64, 128, 256, 512)  # side lengths in pixels, one per level
 RATIOS = (0.5, 1.0, 2.0)  # height over width
-BOXES, MASKS = 7, 14  # side lengths of the RoI features of the box and of the mask head
+BOXES, MASKS = 7, 14  # side lengths of the RoI features of the box head and of the mask head
 _LEVELS = ["0", "1", "2", "3"]  # from which RoIs are pooled; the coarsest level, "pool", is for the RPN alone
 
 
@@ -63,8 +63,8 @@ class FeaturePyramid(nn.Module):
 
 
 class _RPNHead(RPNHead):
-    """Outputs float32 under autocast too: boxes get the dtype of the outputs, and bfloat16 near 1,100 pixels resolves
-    8 pixels only."""
+    """Outputs float32 even under autocast: boxes get the dtype of the outputs, and near 1,100 pixels bfloat16 resolves
+    only 8 pixels."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         objectness, deltas = super().forward(x)
@@ -72,15 +72,15 @@ class _RPNHead(RPNHead):
 
 
 class _AnchorGenerator(AnchorGenerator):
-    """Anchors in float32 under autocast too: torchvision gives them the dtype of the maps, see above."""
+    """Anchors in float32 even under autocast, where torchvision gives them the dtype of the maps; see above."""
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
         float_maps = [torch.empty((), dtype=torch.float32, device=x.device).expand(x.shape) for x in feature_maps]
-        return super().forward(image_list, float_maps)  # of the maps only shape, dtype and device are used
+        return super().forward(image_list, float_maps)  # only the maps' shape, dtype and device are used
 
 
 class BoxPredictor(FastRCNNPredictor):
-    """Outputs float32 under autocast too. Shape: (N, hidden) -> (N, classes), (N, 4 · classes)."""
+    """Outputs float32 even under autocast. Shape: (N, hidden) -> (N, classes), (N, 4 · classes)."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         logits, deltas = super().forward(x)
@@ -88,14 +88,14 @@ class BoxPredictor(FastRCNNPredictor):
 
 
 class _MaskPredictor(MaskRCNNPredictor):
-    """Outputs float32 under autocast too. Shape: (N, C, 14, 14) -> (N, classes, 28, 28)."""
+    """Outputs float32 even under autocast. Shape: (N, C, 14, 14) -> (N, classes, 28, 28)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).float()
 
 
 class _Transform(GeneralizedRCNNTransform):
-    """Gives a side of an image that is much longer than wide a pixel where torchvision's rounds it to none."""
+    """Gives the short side of a very elongated image one pixel, which torchvision's transform would round to none."""
 
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         short, long = sorted(image.shape[-2:])
@@ -111,16 +111,16 @@ class Detector(GeneralizedRCNN):
 
     In training it takes images (3, H, W) in 0 … 1 that are already resized, with targets ("boxes" (N, 4) as
     x1, y1, x2, y2 in pixels, "labels" (N), "masks" (N, H, W)), and returns losses. In evaluation it resizes the
-    images itself, and returns per image boxes, labels, scores and soft masks (N, 1, H, W) at its original size.
-    Without mask heads there are no masks in either.
+    images itself, and returns for each image the boxes, labels, scores and soft masks (N, 1, H, W) at its original
+    size. Without mask heads, neither the targets nor the results have masks.
 
     Args:
         backbone: the five feature levels.
-        roi_heads: torchvision's RoIHeads, or a module of the same signature.
+        roi_heads: torchvision's RoIHeads, or a module with the same signature.
         num_classes: number of object classes, without the background.
-        size, max_size: lengths of an image's shorter side and at most of its longer side in evaluation, in pixels.
+        size, max_size: length of an image's shorter side and most for its longer side, in evaluation, in pixels.
         anchors: side lengths in pixels, one per level.
-        mean, std: per channel, with which the backbone was trained.
+        mean, std: those that the backbone was trained with, per channel.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Detector(GeneralizedRCNN):
 
     @property
     def has_masks(self) -> bool:
-        """Whether it learns masks and finds them, besides boxes."""
+        """Whether the detector learns and finds masks besides boxes."""
         heads: Any = getattr(self.roi_heads, "stages", [self.roi_heads])
         return heads[0].has_mask()
 
@@ -166,8 +166,8 @@ class Detector(GeneralizedRCNN):
 
 
 def create_roi_pool(side: int) -> MultiScaleRoIAlign:
-    """RoI features of ``side``² from the backbone's strides, which torchvision would guess once, from the first image:
-    wrongly where it is flat, since maps are of padded images."""
+    """A pool of RoI features of ``side``² by the backbone's strides. torchvision would guess these once, from the first
+    image, and wrongly if that is low and wide, since the maps are those of padded images."""
     pool = MultiScaleRoIAlign(_LEVELS, side, sampling_ratio=2)
     pool.scales = [1 / stride for stride in STRIDES]
     pool.map_levels = initLevelMapper(*(int(math.log2(stride)) for stride in (STRIDES[0], STRIDES[-1])))
@@ -184,16 +184,16 @@ def create_roi_heads(
     weights: Sequence[float],
     masks: bool,
 ) -> RoIHeads:
-    """torchvision's heads for boxes, and for masks if they are wanted.
+    """torchvision's heads for boxes and, if wanted, for masks.
 
     Args:
         box_head: (N, channels, 7, 7) -> (N, hidden).
         hidden: width of the box head's output.
         num_classes: number of object classes, without the background.
-        channels: of the FPN.
+        channels: number of the FPN's channels.
         samples: boxes per image to train on, a quarter of them positive.
-        iou: overlap from which on a box is positive.
-        weights: of the box regression in x, y, width and height.
+        iou: least overlap of a positive box.
+        weights: those of the box regression for x, y, width and height.
         masks: whether there is a mask head.
     """
     return RoIHeads(
@@ -214,7 +214,7 @@ def create_roi_heads(
     )
 
 
-_SMALLEST = 16  # side of an image of which the deepest of the backbone's maps keeps something
+_SMALLEST = 16  # side of the smallest image that leaves something in the backbone's deepest map
 
 
 def create_detector(
@@ -239,9 +239,9 @@ def create_detector(
         num_classes: number of object classes, without the background.
         size, max_size: see :class:`Detector`.
         anchors: side lengths in pixels, one for each of the five levels.
-        channels: of the FPN and of the convolutions after it.
+        channels: number of channels of the FPN and of the convolutions after it.
         hidden: width of the box head.
-        samples: boxes per image to train on. The defaults of the last three are Swin's; tests take less.
+        samples: boxes per image to train on. The defaults of the last three are Swin's; tests use smaller ones.
 
     Raises:
         ValueError: an unknown backbone, or a number out of range.
@@ -259,11 +259,11 @@ def create_detector(
 
 
 def create_heads(channels: int, hidden: int, num_classes: int, samples: int, masks: bool = True) -> RoIHeads:
-    """The heads of Mask R-CNN, or without ``masks`` those of Faster R-CNN."""
+    """The heads of Mask R-CNN or, without ``masks``, those of Faster R-CNN."""
     box_head = TwoMLPHead(channels * BOXES**2, hidden)
     return create_roi_heads(box_head, hidden, num_classes, channels, samples, 0.5, (10.0, 10.0, 5.0, 5.0), masks)
 
 
 def create(backbone: str, *args: Any, masks: bool = True, **kwargs: Any) -> Detector:
-    """Mask R-CNN, or without ``masks`` Faster R-CNN; the arguments are those of :func:`create_detector`."""
+    """Mask R-CNN or, without ``masks``, Faster R-CNN; the arguments are those of :func:`create_detector`."""
     return create_detector(partial(create_heads, masks=masks), backbone, *args, **kwargs)

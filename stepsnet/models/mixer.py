@@ -1,4 +1,4 @@
-"""MLP-Mixer at any size: timm's entry points of it fix patch, width and depth."""
+"""MLP-Mixer at any size; timm's entry points fix its patch size, width and depth."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ default_cfgs = generate_default_cfgs({"mixer_ti16_224": model_cfg("stem.proj", "
 
 @register_model
 def mixer_ti16_224(pretrained: bool = False, **kwargs) -> MlpMixer:
-    """A Mixer as large as DeiT-T; ``patch_size``, ``embed_dim`` and ``num_blocks`` make another."""
-    features = {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"}  # as timm's Mixers
+    """A Mixer as large as DeiT-T; for another size, give ``patch_size``, ``embed_dim`` and ``num_blocks``."""
+    features = {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"}  # as in timm's Mixers
     architecture = {"patch_size": 16, "embed_dim": 192, "num_blocks": 12, **kwargs}
     return build_model_with_cfg(
         MlpMixer,

@@ -1,6 +1,6 @@
-"""What makes a model quicker on its device and changes neither its weights nor, beyond rounding, its outputs.
+"""Makes a model quicker on its device without changing its weights or, beyond rounding, its outputs.
 
-Each part is here because it helped in an interleaved measurement; those and what did not help are in docs/speed.md.
+Each part is here because it helped in an interleaved measurement; docs/speed.md has these, and what did not help.
 """
 
 from __future__ import annotations
@@ -21,44 +21,48 @@ __all__ = ["optimize"]
 
 PURPOSES = ("inference", "training")
 FROZEN_BLOCKS = 40  # deeper models are compiled by the block: the time of one graph grows with the depth
-HEADS_ON_GPUS = 8  # others than its multiples are slower with permuted windows
+HEADS_ON_GPUS = 8  # sizes that are not multiples of it are slower with permuted windows
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def optimize(
     model: Model, for_: str = "inference", *, compile: bool = True, recomputed: Sequence[nn.Module] = ()
 ) -> Model:
-    """Make a model of any library quicker on the device that it is on, in place.
+    """Make a model of any library quicker on its device, in place.
 
-    Weights and state dict stay, outputs change by rounding, and to do it twice is to do it once. For inference
-    on a CPU, the windows of Swin's blocks are permuted by one index and attended with
+    Weights and state dict stay the same, outputs change only by rounding, and calling it twice has the effect of one
+    call.
+
+    For inference on a CPU, the windows of Swin's blocks are permuted by one index and attended with
     ``scaled_dot_product_attention``, convolutional networks keep their channels last, and with ``compile`` a model of
-    up to 40 blocks becomes one frozen graph for each shape of input, up to eight. On CUDA without ``compile`` the
-    windows are permuted as well, but where a head's width is no multiple of 8. Elsewhere, in deeper models and for
-    training, ``compile`` compiles one block at a time, and the blocks of a width share their graphs; in inference on
-    CUDA all of it is then replayed as a CUDA graph for each shape of input, up to eight, which helps small batches most
-    (docs/speed.md). Convolutional networks that train on a CPU keep their channels last instead. For inference all but
-    the order of the channels and the blocks' own graphs works under ``torch.inference_mode()`` or ``torch.no_grad()``
-    alone; where gradients are on, the model runs as it was built. Weights whose channels are last are not contiguous,
-    as safetensors wants them: before another library writes them, put them back by
-    ``model.to(memory_format=torch.contiguous_format)``.
+    up to 40 blocks becomes one frozen graph for each input shape, up to eight. On CUDA without ``compile``, the windows
+    are permuted as well, unless a head's width is not a multiple of 8. Elsewhere, in deeper models and for training,
+    ``compile`` compiles one block at a time, and the blocks of one width share their graphs; for inference on CUDA, the
+    whole model is then replayed as a CUDA graph for each input shape, up to eight, which helps small batches most
+    (docs/speed.md). Convolutional networks that train on a CPU keep their channels last instead.
 
-    A weight that is written to in place, loaded or moved is noticed. What leaves no trace is not:
-    on a CPU a write through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of
-    the model after its first call as one graph. On CUDA neither is another value of a plain attribute, such as
-    ``drop_prob``. Call ``optimize`` again after them.
+    For inference, everything but the order of the channels and the blocks' own graphs takes effect only under
+    ``torch.inference_mode()`` or ``torch.no_grad()``; with gradients on, the model runs as it was built. Weights whose
+    channels are last are not contiguous, which safetensors requires: before another library writes them, restore them
+    with ``model.to(memory_format=torch.contiguous_format)``.
+
+    A weight that is written to in place, loaded or moved is noticed. What leaves no trace is not: on a CPU, a write
+    through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of the model after
+    its first call as one graph. On CUDA, a new value of a plain attribute, such as ``drop_prob``, goes unnoticed too.
+    Call ``optimize`` again after any of these.
 
     Args:
         for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.
-        compile: use torch.compile, which takes seconds to a minute when the model is first called, and needs a C++
-            compiler, on CUDA one of C; without it nothing has to be waited for.
+        compile: use torch.compile, which takes from seconds to a minute when the model is first called, and needs a C++
+            compiler or, on CUDA, a C compiler; without it there is no such wait.
         recomputed: blocks whose activations will be recomputed, as for :func:`compile_blocks`.
 
     Returns:
         The model.
 
     Raises:
-        UserError: another purpose, or for training with ``compile`` a model without a sequence of blocks.
+        UserError: an unknown purpose, something that is not a model, or, for training with ``compile``, a model
+            without a sequence of blocks.
     """
     if for_ not in PURPOSES:
         known = " or ".join(PURPOSES)
@@ -66,11 +70,11 @@ def optimize(
     if not isinstance(model, nn.Module):
         raise UserError(f"optimize: got {str(model)[:40]!r}, expected a model")
     restore_forward(model)
-    restore_windows(model)  # a graph would read the order of an earlier size's where it was
+    restore_windows(model)  # otherwise a graph would read an earlier size's order where that was
     device = next((p.device.type for p in model.parameters()), "cpu")
     on_cpu = device == "cpu"
     if for_ == "training":
-        if on_cpu and _is_convolutional(model):  # compiled, it is slower
+        if on_cpu and _is_convolutional(model):  # compiling makes it slower
             _put_channels_last(model)
         elif compile:
             compile_blocks(model, recomputed)
@@ -96,12 +100,12 @@ def optimize(
 
 
 def _put_channels_last(model: nn.Module) -> None:
-    """As ``model.to(memory_format=…)``, which would do it to the five dimensions of a Conv3d too, and fail."""
+    """As ``model.to(memory_format=…)``, which would fail at the five dimensions of a Conv3d's weights."""
     model._apply(lambda tensor: tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor)
 
 
 def _is_convolutional(model: nn.Module) -> bool:
-    """Whether it classifies, and most of its weights are in dense convolutions with batch norms, as in a ResNet."""
+    """Whether the model is a classifier with most weights in dense convolutions, and batch norms, as a ResNet is."""
     if hasattr(model, "trunk"):  # a detector or a segmenter; its head would be counted too
         return False
     kinds = [type(module) for module in model.modules()]

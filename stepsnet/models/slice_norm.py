@@ -16,10 +16,10 @@ __all__ = ["SliceNorm", "norm_like", "widened_norm"]
 
 
 class SliceNorm(nn.Module):
-    """Norms of neighbouring slices of the channels, which are the last dimension.
+    """Separate norms for neighbouring slices of the channels, which are the last dimension.
 
-    A norm over more channels divides by another number. By slices, the channels that were there before others were
-    added are normalized as before.
+    A norm over more channels divides by another number. With a norm per slice, the channels that were there before
+    others were added are normalized as before.
 
     Args:
         parts: the norm of each slice.
@@ -31,7 +31,7 @@ class SliceNorm(nn.Module):
     def __init__(self, parts: Iterable[nn.Module], widths: Sequence[int]):
         super().__init__()
         for index, part in enumerate(parts):
-            self.add_module(str(index), part)  # no ModuleList, which would be taken for one of blocks
+            self.add_module(str(index), part)  # not a ModuleList, which would be taken for one of blocks
         self.widths = list(widths)
 
     @property
@@ -40,7 +40,7 @@ class SliceNorm(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module, widths: Sequence[int]) -> SliceNorm:
-        """Norms of one kind, with the options of ``norm``."""
+        """Make all norms of the same kind as ``norm``, with its options."""
         return cls([norm_like(norm, width) for width in widths], widths)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,10 +52,10 @@ class SliceNorm(nn.Module):
 
 
 def widened_norm(norm: nn.Module, width: int, more: int) -> SliceNorm:
-    """The norm of ``width`` channels as it is, and one like it for ``more`` channels behind them.
+    """Keep ``norm`` for its ``width`` channels, and add one like it for ``more`` channels after them.
 
     Raises:
-        UserError: a norm whose parameters are not vectors.
+        UserError: as for :func:`norm_like`.
     """
     if isinstance(norm, SliceNorm):
         parts, widths = [*norm.parts, norm_like(norm.parts[-1], more)], [*norm.widths, more]
@@ -65,10 +65,10 @@ def widened_norm(norm: nn.Module, width: int, more: int) -> SliceNorm:
 
 
 def norm_like(norm: Any, width: int) -> nn.Module:
-    """A norm of the same kind and options for ``width`` channels; weights begin at 1, biases at 0, and are trained.
+    """A norm of the same kind and options for ``width`` channels; weights start at 1, biases at 0, all trainable.
 
     Raises:
-        UserError: as above.
+        UserError: a norm with parameters that are not vectors, with buffers, or made up of other modules.
     """
     if next(norm.children(), None) or norm._buffers or any(p is not None and p.ndim != 1 for p in norm.parameters()):
         raise UserError(
@@ -79,6 +79,6 @@ def norm_like(norm: Any, width: int) -> nn.Module:
         if old is not None:
             made._parameters[name] = nn.Parameter(old.new_full((width,), float(name == "weight")))
     if isinstance(getattr(made, "normalized_shape", None), tuple):
-        made.normalized_shape = (width,)  # also of a norm without weights
+        made.normalized_shape = (width,)  # even a norm without weights has one
     note_sizes(made)
     return made

@@ -1,4 +1,4 @@
-"""Steps-DeiT: DeiT with its blocks in steps of several widths, in the paper increasing ones (Table 13).
+"""Steps-DeiT: DeiT with its blocks in steps of several widths, which increase in the paper (Table 13).
 
 The class is timm's VisionTransformer with another block container, so embeddings, head, options and
 initialisation are timm's; with one step it is DeiT itself.
@@ -57,16 +57,16 @@ class StepsDeiT(VisionTransformer):
         widths: C_1 … C_n in the order of execution, positive integers; the largest is the model's ``embed_dim``.
         depths: blocks of each step.
         num_heads: attention heads of each step; by default those whose size is nearest to 64.
-        block_fn: timm's ``Block``, or another block of its signature.
-        residual: the design of the residual stream, a key of ``stepsnet.residual.DESIGNS``; in each step its own.
-        residual_options: those of the design, such as ``{"streams": 4}``.
+        block_fn: timm's ``Block``, or another block with its signature.
+        residual: the design of each step's residual stream, a key of ``stepsnet.residual.DESIGNS``.
+        residual_options: options of the design, such as ``{"streams": 4}``.
         **kwargs: everything else that :class:`timm.models.VisionTransformer` takes.
 
     Shape: (B, in_chans, H, W) -> (B, num_classes).
 
     Raises:
-        ValueError: widths that are not positive integers, a list of another length, heads that do not divide.
-        UserError: an unknown design or option, or blocks that the design is not for.
+        ValueError: widths that are not positive integers, lists of unequal length, or heads that do not divide a width.
+        UserError: an unknown design or option, or blocks that the design does not support.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class StepsDeiT(VisionTransformer):
             info.update(module=f"blocks.{name}", written_chs=width)
 
     def forward_features(self, x: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
-        if torch.jit.is_scripting():  # which cannot compile timm's loop over blocks
+        if torch.jit.is_scripting():  # TorchScript cannot compile timm's loop over blocks
             assert attn_mask is None and not is_causal, "a scripted Steps-DeiT takes no attn_mask and no is_causal"
         elif attn_mask is not None or is_causal:
             return super().forward_features(x, attn_mask, is_causal)
@@ -111,13 +111,13 @@ class StepsDeiT(VisionTransformer):
 
     @torch.jit.ignore
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
-        """Weights of a JAX ViT, an .npz file, as timm reads them: of one width, for a model of one step."""
+        """Load the weights of a JAX ViT, an .npz file, as timm does. They have one width, for a model of one step."""
         if len(self.blocks.widths) > 1:
             raise ValueError(f"{checkpoint_path}: got weights of one width, expected a model of one step to load them")
         steps: Any = self.blocks
-        joined: Any = steps.networks[0]  # blocks, or blocks in a design, which are not passed through one by one here
+        joined: Any = steps.networks[0]  # the blocks, or a design that holds them as ``blocks``
         blocks = list(getattr(joined, "blocks", joined))
-        if not all(hasattr(block.norm1, "weight") for block in blocks):  # of rezero, fixup and deepnorm
+        if not all(hasattr(block.norm1, "weight") for block in blocks):  # as in rezero, fixup and deepnorm
             raise ValueError(f"{checkpoint_path}: got norms of a ViT, expected a design that leaves the blocks' norms")
         self.blocks = nn.Sequential(*blocks)  # type: ignore[assignment]
         try:
@@ -134,13 +134,13 @@ class StepsDeiT(VisionTransformer):
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:
         blocks: list[tuple[str, Optional[tuple[int]]]] = [(r"^blocks\.networks\.(\d+)\.(\d+)", None)]
-        # timm's 99999: of the group before, which is the last block of its step and of all
+        # timm's 99999 joins the group before: that of the last block of the step, or of the last block of all
         blocks += [(r"^blocks\.networks\.(\d+)\.wiring", (99999,)), (r"^norm", (99999,))]
         return {**super().group_matcher(coarse), "blocks": blocks}
 
 
 def from_baseline(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The key map of the 1-step model: timm's ``blocks.i`` is ``blocks.networks.0.i``."""
+    """Rename the baseline's keys to the 1-step model's: ``blocks.i`` is ``blocks.networks.0.i``."""
     return {re.sub(r"^blocks\.(\d+)\.", r"blocks.networks.0.\1.", key): value for key, value in state_dict.items()}
 
 
@@ -157,7 +157,7 @@ def _create(variant: str, pretrained: bool = False, **kwargs) -> StepsDeiT:
         feature_cfg=dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter"),
         **with_defaults(ARCHITECTURES[variant], kwargs),
     )
-    if isinstance(model, FeatureHookNet | FeatureGraphNet):  # of what a block writes, not of the whole stream
+    if isinstance(model, FeatureHookNet | FeatureGraphNet):  # features are what a block writes, not the whole stream
         if has_design(model):
             raise ValueError(
                 "feature_cls: got hooks or a trace of a residual design, whose blocks hand on more than the "
@@ -206,5 +206,5 @@ def steps_deit_base_d60_patch16_224(pretrained: bool = False, **kwargs) -> Steps
 
 @register_model
 def test_steps_deit(pretrained: bool = False, **kwargs) -> StepsDeiT:
-    """A small one for tests: timm's test_vit in three steps."""
+    """A small model for tests: timm's test_vit in three steps."""
     return _create("test_steps_deit", pretrained, **kwargs)

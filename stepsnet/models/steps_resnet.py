@@ -1,7 +1,7 @@
 """Steps-ResNet: ResNet with the blocks of its later stages in steps of several widths (Table 12).
 
-A stage's first block changes resolution and width; it stays as it is, in front of the StepsNet of the
-others. With one step per stage it is ResNet itself.
+A stage's first block changes resolution and width; it stays as it is, before the StepsNet of the other
+blocks. With one step per stage, the model is ResNet itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .assembly import assemble, check_stages, model_cfg, set_grad_checkpointing,
 __all__ = ["StepsResNet"]
 
 # Table 12, by stage, with C the bottleneck dimension and without each stage's first block. Stages 1
-# and 2 of -34 and -50 are the baseline's: only so do the blocks and parameters of Table 1 come out.
+# and 2 of -34 and -50 are the baseline's: only then are the blocks and parameters those of Table 1.
 _DEEP = dict(
     widths=((64,), (128,), (64, 90, 128, 181, 256), (64, 90, 128, 181, 256, 362, 512)),
     depths=((2,), (3,), (6, 3, 3, 3, 2), (2, 1, 1, 1, 1, 1, 1)),
@@ -52,11 +52,11 @@ BASELINES = {
 
 
 class StepsResNet(ResNet):
-    """ResNet whose stages hold a :class:`stepsnet.StepsNet` each, behind their downsampling block.
+    """ResNet whose stages each hold a :class:`stepsnet.StepsNet`, after their downsampling block.
 
     Args:
         widths: C_1 … C_n of each stage in the order of execution, as bottleneck dimensions; the largest is the
-            stage's own. The channels split and carried are C times the block's expansion.
+            stage's own. The stream's channels are C times the block's expansion.
         depths: blocks of each step, nested in the same way, without each stage's first block.
         block: timm's ``BasicBlock`` or ``Bottleneck``.
         **kwargs: everything else that :class:`timm.models.ResNet` takes.
@@ -64,7 +64,7 @@ class StepsResNet(ResNet):
     Shape: (B, in_chans, H, W) -> (B, num_classes).
 
     Raises:
-        ValueError: widths that are not positive integers, or a list of another length.
+        ValueError: widths that are not positive integers, lists of unequal length, or another kind of ``block``.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class StepsResNet(ResNet):
 
 
 def from_baseline(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The key map of the 1-step model: timm's ``layer3.i``, i > 0, is ``layer3.1.networks.0.(i-1)``."""
+    """Rename the baseline's keys to the 1-step model's: ``layer3.i``, i > 0, is ``layer3.1.networks.0.(i-1)``."""
 
     def ours(match: re.Match) -> str:
         return f"layer{match[1]}.1.networks.0.{int(match[2]) - 1}."
@@ -163,7 +163,7 @@ def steps_resnet50(pretrained: bool = False, **kwargs) -> StepsResNet:
 
 @register_model
 def test_steps_resnet(pretrained: bool = False, **kwargs) -> StepsResNet:
-    """A small one for tests, with a blockless widest step."""
+    """A small model for tests, whose widest step has no blocks."""
     return _create("test_steps_resnet", pretrained, **kwargs)
 
 

@@ -1,7 +1,7 @@
 """Steps-Swin: Swin with the blocks of its later stages in steps of several widths (Table 14).
 
 Stem, patch merging, blocks and head are timm's; a stage's blocks form a StepsNet. With one step per
-stage it is Swin itself.
+stage, the model is Swin itself.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ BASELINES = {
 class StepsSwinStage(SwinTransformerStage):
     """One stage: patch merging to the stage's width, and a StepsNet of blocks.
 
-    Shape: (B, H, W, dim) -> (B, H', W', C), C the largest of ``widths``, with H' and W' halved where it downsamples.
+    Shape: (B, H, W, dim) -> (B, H', W', C), C the largest of ``widths``; a stage that downsamples halves H and W.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class StepsSwinStage(SwinTransformerStage):
                 num_heads=heads,
                 input_resolution=self.output_resolution,
                 window_size=window_size,
-                shift_size=0 if index % 2 == 0 else half_window,  # ours: alternate through the whole stage
+                shift_size=0 if index % 2 == 0 else half_window,  # our choice: alternate through the whole stage
                 drop_path=drop_path[index],
                 norm_layer=norm_layer,
                 device=device,
@@ -125,23 +125,23 @@ class StepsSwinStage(SwinTransformerStage):
 
 
 class StepsSwin(SwinTransformer):
-    """Swin whose stages hold a :class:`stepsnet.StepsNet` each.
+    """Swin whose stages each hold a :class:`stepsnet.StepsNet`.
 
     Args:
         widths: C_1 … C_n of each stage in the order of execution, positive integers; the largest is the stage's
             width, which the patch merging before it produces.
         depths: blocks of each step, nested in the same way.
         num_heads: attention heads of each step; by default those whose size is nearest to 32.
-        block_fn: timm's ``SwinTransformerBlock``, or another block of its signature.
-        head_dim: size of an attention head, one for all or one for each stage; by default the width over ``num_heads``,
-            which divides it in any case.
-        mlp_ratio: hidden size of the MLPs over their width, a number or one for each stage.
-        **kwargs: the rest of what :class:`timm.models.SwinTransformer` takes.
+        block_fn: timm's ``SwinTransformerBlock``, or another block with its signature.
+        head_dim: size of an attention head, one for all stages or one for each; by default the width over
+            ``num_heads``, which has to divide it in any case.
+        mlp_ratio: hidden size of the MLPs over their width, one for all stages or one for each.
+        **kwargs: everything else that :class:`timm.models.SwinTransformer` takes.
 
     Shape: (B, in_chans, H, W) -> (B, num_classes); features are (B, H, W, C).
 
     Raises:
-        ValueError: widths that are not positive integers, a list of another length, heads that do not divide.
+        ValueError: widths that are not positive integers, lists of unequal length, or heads that do not divide a width.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class StepsSwin(SwinTransformer):
 
 
 def from_baseline(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The key map of the 1-step model: timm's ``layers.s.blocks.i`` is ``layers.s.blocks.networks.0.i``."""
+    """Rename the baseline's keys to the 1-step model's: ``layers.s.blocks.i`` is ``layers.s.blocks.networks.0.i``."""
     pattern, ours = r"^layers\.(\d+)\.blocks\.(\d+)\.", r"layers.\1.blocks.networks.0.\2."
     return {re.sub(pattern, ours, key): value for key, value in state_dict.items()}
 
@@ -310,7 +310,7 @@ def steps_swin_base_patch4_window7_224(pretrained: bool = False, **kwargs) -> St
 
 @register_model
 def test_steps_swin(pretrained: bool = False, **kwargs) -> StepsSwin:
-    """A small one for tests, with a blockless widest step."""
+    """A small model for tests, whose widest step has no blocks."""
     return _create("test_steps_swin", pretrained, **kwargs)
 
 

@@ -4,7 +4,8 @@ The paper's six models are TABLE_4 in ``paper/tables.py``: vocabulary 50,000, RM
 
 The layers are transformers' own, each with the width of its step; what differs from LLaMA is the residual stream
 between them, which follows the rule of :class:`stepsnet.StepsNet`. With one step the model *is* transformers' LLaMA:
-the same keys, weights and logits. What stepify makes of a model of transformers is in transformers_families.py.
+the same keys, weights and logits. The models that stepify makes from those of transformers are in
+transformers_families.py.
 """
 
 import math
@@ -72,17 +73,17 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         num_attention_heads: heads of each step; by default those with an even size nearest to 64.
         num_key_value_heads: key and value heads of each step; by default ``num_attention_heads``.
         intermediate_size: SwiGLU's hidden size in each step; by default 8/3 of the width, which gives
-            Table 4's parameters (a multiple of 8 would print 45M for the row of 44M).
-        residual: the design of the residual stream, a key of ``stepsnet.residual.DESIGNS``; in each step its own.
-        residual_options: those of the design, such as ``{"streams": 4}``.
-        embedding_scale: factor of the embedding's output. LLaMA has 1, which leaves z_0 at the standard deviation of
+            Table 4's parameters (rounded to a multiple of 8, the row of 44M would have 45M).
+        residual: the design of each step's residual stream, a key of ``stepsnet.residual.DESIGNS``.
+        residual_options: options of the design, such as ``{"streams": 4}``.
+        embedding_scale: factor on the embedding's output. LLaMA has 1, which leaves z_0 at the standard deviation of
             the initialization, 0.02: the residuals of a step then grow far larger than the channels that wait.
-        embedding_initializer_range: standard deviation at which the embedding starts; by default ``initializer_range``,
-            as all weights. A tied head starts at it too.
-        norm_slices: widths of the slices that the last norm normalizes each by itself, of a grown model; by default
-            the whole.
+        embedding_initializer_range: initial standard deviation of the embedding, and of a tied head; by default
+            ``initializer_range``, as for all weights.
+        norm_slices: in a grown model, widths of the slices that the last norm normalizes separately; by default it
+            normalizes the whole stream.
         **kwargs: other arguments of LlamaConfig. ``hidden_size`` and ``num_hidden_layers`` follow from the steps; with
-            fewer layers than these have, the stream ends behind so many.
+            fewer layers than the steps have, the stream ends after that many.
 
     A single integer stands for a list of one. ``attention_bias`` and ``mlp_bias`` are off, embeddings are tied.
 
@@ -114,7 +115,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         self.widths, self.depths = _per_step("widths", self.widths), _per_step("depths", self.depths)
         check_steps(self.widths, self.depths)
         heads = self.num_attention_heads
-        # those of an odd width have no even size, and are refused below as a caller's are
+        # an odd width has no heads of even size; its heads are refused below, as a caller's would be
         even = [heads_for(width, 64, even_heads_of(width) or USUAL_HEADS) for width in self.widths]
         self.num_attention_heads = even if heads is None else _per_step("num_attention_heads", heads)
         check_heads(self.widths, self.num_attention_heads, name="num_attention_heads")
@@ -128,7 +129,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         following = {"hidden_size": width, "num_hidden_layers": sum(self.depths), "head_dim": width // embedding_heads}
         for name, value in following.items():
             if name == "num_hidden_layers" and self.num_hidden_layers and 0 < self.num_hidden_layers < value:
-                continue  # the stream ends behind so many
+                continue  # the stream ends after that many
             if getattr(self, name) not in (type(self).__dataclass_fields__[name].default, value):
                 raise ValueError(
                     f"{name}: got {getattr(self, name)}, expected widths, depths and num_attention_heads, from which "
@@ -139,7 +140,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         if "longrope" in (rope.get("rope_type"), rope.get("type")):
             raise ValueError("rope_type: got longrope, whose factors are of one head size, expected such as yarn")
         super().__post_init__(**kwargs)
-        self.validate_architecture()  # here it raises the plain ValueError
+        self.validate_architecture()  # called here, it raises a plain ValueError
 
     def validate_architecture(self):
         steps = len(self.widths)
@@ -152,7 +153,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
                 raise ValueError(f"{name}: got {value}, expected integers of at least 1")
         width, heads = max(zip(self.widths, self.num_attention_heads))
         for name, value in (("hidden_size", width), ("head_dim", width // heads)):
-            if getattr(self, name) != value:  # where a configuration that is there was changed
+            if getattr(self, name) != value:  # an existing configuration was changed
                 raise ValueError(
                     f"{name}: got {getattr(self, name)}, expected {value}, by widths {self.widths} and "
                     f"num_attention_heads {self.num_attention_heads}: a new configuration derives it"
@@ -177,7 +178,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
                 )
 
     def to_diff_dict(self):
-        """With the number of layers, which may be the default one's and others than ``depths`` have."""
+        """Always include the number of layers: it may be the default, but not the number that ``depths`` add up to."""
         return {**super().to_diff_dict(), "num_hidden_layers": self.num_hidden_layers}
 
     @property
@@ -199,7 +200,7 @@ def _per_step(name: str, values: PerStep) -> list[int]:
 class StepsTransformerPreTrainedModel(InstalledCode, LlamaPreTrainedModel):
     config_class = StepsTransformerConfig
     config: StepsTransformerConfig
-    _no_split_modules: Any = None  # a design of the stream has classes of its own
+    _no_split_modules: Any = None  # set for each model, since a design's blocks have their own classes
     _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are collected in forward
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -210,7 +211,7 @@ class StepsTransformerPreTrainedModel(InstalledCode, LlamaPreTrainedModel):
             module.init_branches()
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """The library leaves out what has no weights of its own: a part of a design starts those within it too."""
+        """Let parts of a design initialize the weights within them; the library skips modules without own weights."""
         if isinstance(module, DesignPart | ConnectedBlock):
             is_custom_code = all(getattr(weight, "_is_hf_initialized", False) for weight in module.parameters())
         super()._initialize_weights(module, is_custom_code)
@@ -226,12 +227,12 @@ class ScaledEmbedding(nn.Embedding):
 
     @property
     def embed_scale(self) -> Tensor:
-        """The scale by the name that transformers' scaled embeddings have for it, which PEFT looks for."""
+        """The scale under the name that it has in transformers' scaled embeddings, which PEFT looks for."""
         return torch.tensor(self.scale, device=self.weight.device)
 
     def init_weights(self) -> None:
-        """Where the embedding starts at a standard deviation of its own; else it starts as transformers starts it."""
-        if self.initializer_range is None or getattr(self.weight, "_is_hf_initialized", False):  # weights of a file
+        """Initialize an embedding that has its own standard deviation; any other keeps transformers' initialization."""
+        if self.initializer_range is None or getattr(self.weight, "_is_hf_initialized", False):  # read from a file
             return
         nn.init.normal_(self.weight, std=self.initializer_range)
         if self.padding_idx is not None:
@@ -245,19 +246,20 @@ class ScaledEmbedding(nn.Embedding):
 class StepsTransformerModel(StepsTransformerPreTrainedModel):
     """The decoder: token ids (B, N) -> (B, N, C).
 
-    ``layers`` is one list over all steps, as LLaMA's. ``hidden_states`` are the whole residual stream after each
-    layer, what it wrote and the channels that wait, so that all have the width C. A ``config.num_hidden_layers`` below
-    the number of layers ends the stream behind so many of them, as in LLaMA; the others are kept, and do not run.
+    ``layers`` is one list over all steps, as in LLaMA. ``hidden_states`` are the whole residual stream after each
+    layer, both what it wrote and the channels that wait, so that all have the width C. With a
+    ``config.num_hidden_layers`` below the number of layers, the stream ends after that many, as in LLaMA; the others
+    are kept, but do not run.
     """
 
     def __init__(self, config: StepsTransformerConfig):
         super().__init__(config)
-        config.validate_architecture()  # keywords of AutoConfig change one that is there
+        config.validate_architecture()  # AutoConfig's keywords change an existing one
         steps = config.steps
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = ScaledEmbedding(config)
-        of_layers = enumerate(per_block(steps, config.depths))  # also of those that do not run
+        of_layers = enumerate(per_block(steps, config.depths))  # including those that do not run
         self.layers = nn.ModuleList(LlamaDecoderLayer(step, index) for index, step in of_layers)
         steps_layers, options = list(self.layers_of_steps()), config.residual_options or {}
         wirings = wire_steps(steps_layers, config.widths, config.residual, options)
@@ -279,7 +281,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             start += depth
 
     def _states_to_keep(self, asked: bool | int | list[int] | None) -> set[int]:
-        """Which states, of those behind 0, 1, … layers, ``output_hidden_states`` asks for."""
+        """Which of the states after 0, 1, … layers ``output_hidden_states`` asks for."""
         number = (self.config.num_hidden_layers or 0) + 1
         if not asked or asked is True:
             return set(range(number)) if asked else set()
@@ -287,7 +289,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         return {index % number for index in indices if -number <= index < number}
 
     @capture_outputs
-    @merge_with_config_defaults  # inside of the other, which hides the order of the arguments
+    @merge_with_config_defaults  # inside the other, which hides the order of the arguments
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -310,7 +312,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             inputs_embeds=x,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
-            position_ids=position_ids,  # a caller's may pack several texts; to look for those makes a GPU wait
+            position_ids=position_ids,  # only a caller's can pack several texts; looking for those makes a GPU wait
         )
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -325,7 +327,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             layers, left = layers[:left], max(0, left - len(layers))
             y, waiting = change_width(y, waiting, self.slices_read[step], self.slice_widths, -1)  # y: (B, N, C_i)
             position_embeddings = self.rotary_embs[step](y, position_ids=position_ids.to(y.device))
-            # a step that is not reached, where there are fewer layers, weighs nothing
+            # a step that is not reached, if fewer layers run, leaves the stream as it is
             wiring: Any = self.streams[step] if self.streams is not None and layers else None
             state = wiring.start(y) if wiring else y
             for layer in layers:
@@ -346,7 +348,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             y = wiring.end(state) if wiring else state
         y, _ = change_width(y, waiting, len(self.slice_widths), self.slice_widths, -1)  # (B, N, C)
         y = self.norm(y)
-        tie_last = getattr(self.config, "tie_last_hidden_states", None)  # None, as without: True
+        tie_last = getattr(self.config, "tie_last_hidden_states", None)  # None, like a missing attribute, means True
         if hidden_states[-1] is not None and tie_last is not False:
             hidden_states[-1] = y  # after the norm, as in transformers' models
         return BaseModelOutputWithPast(
@@ -360,7 +362,7 @@ class StepsTransformerForCausalLM(StepsTransformerPreTrainedModel, GenerationMix
     """The decoder and its head, which shares the embedding's weights unless ``tie_word_embeddings`` is off."""
 
     _tied_weights_keys = LlamaForCausalLM._tied_weights_keys
-    forward = LlamaForCausalLM.forward  # token ids (B, N) -> logits (B, N, vocab_size), and with labels the loss
+    forward = LlamaForCausalLM.forward  # token ids (B, N) -> logits (B, N, vocab_size), plus the loss if given labels
 
     def __init__(self, config: StepsTransformerConfig):
         super().__init__(config)
@@ -407,7 +409,8 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
 AutoConfig.register("steps_transformer", StepsTransformerConfig)
 AutoModel.register(StepsTransformerConfig, StepsTransformerModel)
 AutoModelForCausalLM.register(StepsTransformerConfig, StepsTransformerForCausalLM)
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["steps_transformer"] = StepsTransformerForCausalLM.__name__  # by which Trainer knows
+# by this name, Trainer knows whose labels to shift
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["steps_transformer"] = StepsTransformerForCausalLM.__name__
 AutoModelForSequenceClassification.register(StepsTransformerConfig, StepsTransformerForSequenceClassification)
 AutoModelForQuestionAnswering.register(StepsTransformerConfig, StepsTransformerForQuestionAnswering)
 AutoModelForTokenClassification.register(StepsTransformerConfig, StepsTransformerForTokenClassification)

@@ -4,9 +4,9 @@ CMT (Guo et al., CVPR 2022) puts a depth-wise 3×3 convolution with a shortcut b
 perception unit), and another between the two layers of the MLP. The rest is Swin's, layer normalization included.
 The macro design is that of Swin and of Steps-Swin.
 
-The paper says no more than "components like LPU and ConvFFN". Ours is what follows from that: CMT's equations without
-the batch norms and the second activation that its text adds behind the convolutions, so that without its convolutions
-the block is Swin's; the convolutions start as torch starts them.
+The paper says no more than "components like LPU and ConvFFN". We take CMT's equations, without the batch norms and the
+second activation that its text adds after the convolutions, so that without its convolutions the block is Swin's. The
+convolutions keep torch's initialization.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def steps_swinpp_base_window7_224(pretrained: bool = False, **kwargs) -> StepsSw
 
 @register_model
 def test_steps_swinpp(pretrained: bool = False, **kwargs) -> StepsSwin:
-    """A small one for tests."""
+    """A small model for tests."""
     return _create("test_steps_swinpp", pretrained, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""A run's model with what it has learned."""
+"""A run's model with its trained weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["trained_model"]
 
 
 def trained_model(run: Path, recipe: Recipe, model: nn.Module | None = None) -> nn.Module:
-    """A run's model with its weights, or those of its latest checkpoint, on the CPU and in evaluation mode.
+    """A run's model with its final weights, or those of its latest checkpoint, on the CPU and in evaluation mode.
 
     Args:
-        model: that its task has built already; it gets the weights.
+        model: the one that its task has built, if any; it gets the weights.
 
     Raises:
         UserError: the run has no weights, or they do not fit the model.

@@ -1,7 +1,7 @@
 """Weights of one model in another: what is copied, what is resized to fit, and what stays as it was.
 
-``init`` of a classifier is :func:`start_from`. A dense model's ``backbone`` uses :func:`read_pretrained` and
-:func:`resized` too, and leaves nothing out (backbone.py).
+A classifier's ``init`` is :func:`start_from`. A dense model's ``backbone`` also uses :func:`read_pretrained` and
+:func:`resized`, but every weight has to fit (backbone.py).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["read_pretrained", "resized", "start_from", "takes_head"]
 
 _FROM_BASELINE = (steps_deit.from_baseline, steps_swin.from_baseline, steps_resnet.from_baseline)
 _BLOCK = re.compile(r"(.*)\.networks\.(\d+)\.(\d+)\.(.+)")  # container, step, block, tensor
-_PART = re.compile(r"layers\.\d+|[^.]+")  # a module at the top, or a stage of Swin's
+_PART = re.compile(r"layers\.\d+|[^.]+")  # a top-level module, or a stage of Swin's
 
 
 def read_pretrained(source: str | Path, key: str) -> dict[str, Tensor]:
-    """The weights in the folder of a run, in a file that timm reads, or those of ``timm:NAME``.
+    """Read the weights in the folder of a run, in a file that timm reads, or those of ``timm:NAME``.
 
     Files are safetensors, or read by torch with ``weights_only=True``.
 
     Args:
-        key: of the recipe, for messages.
+        key: the recipe's key, for messages.
 
     Raises:
-        UserError: nothing can be read there, or what is there are not finite weights.
+        UserError: nothing can be read there, or what is read is not a dictionary of finite weights.
     """
     if not isinstance(source, str | Path):
         kind = type(source).__name__
@@ -72,7 +72,7 @@ def read_pretrained(source: str | Path, key: str) -> dict[str, Tensor]:
 def _read_file(path: Path, key: str) -> dict[str, Any]:
     try:
         return timm.models.load_state_dict(str(path), weights_only=True)
-    except AttributeError:  # it is no dictionary
+    except AttributeError:  # not a dictionary
         raise UserError(f"{key}: {path} holds no dictionary, expected weights by their names") from None
     except Exception as error:  # from torch, pickle, safetensors or the file system
         raise UserError(f"{key}: cannot read {path}: {in_a_line(error, 300)}") from None
@@ -83,10 +83,10 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
         known = nearest(name, {pretrained.partition(".")[0] for pretrained in timm.list_pretrained()})
         raise UserError(f"{key}: got timm:{name}, expected one of timm's pretrained models{known}")
     try:
-        # without a network the hub would tell of each attempt; a new model's numbers are not drawn from the run's
+        # without a network, the hub would log each attempt; a new model must not draw from the run's random numbers
         with silenced("huggingface_hub"), torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # of the network, the hub, the cache or the file
+    except Exception as error:  # from the network, the hub, the cache or the file
         reason = in_a_line(error).partition(". ")[0][:200]
         raise UserError(
             f"{key}: cannot load timm:{name} ({reason}); expected a model that timm has weights of, and a connection "
@@ -95,17 +95,17 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
 
 
 def start_from(model: nn.Module, source: str, key: str = "init") -> str:
-    """Put the weights of ``source`` into a classifier wherever they fit, and say in a table what was done.
+    """Copy the weights of ``source`` into a classifier wherever they fit, and return a table of what was done.
 
-    The blocks of a step are copied into the step whose blocks have the same shapes, the last block into the last one:
-    of a model of one width, its last blocks go into the step that is as wide. Outside of the blocks, tensors of the
-    same name and shape are copied; position embeddings, tables of relative positions and the first convolution are
-    resized. So a head stays at random where the number of classes differs.
+    The blocks of a step are copied into the step whose blocks have the same shapes, the last block into the last one,
+    and so on backwards: from a model of one width, the last blocks go into the step of that width. Outside the blocks,
+    tensors of the same name and shape are copied; position embeddings, relative position tables and the first
+    convolution are resized. A head therefore stays random if the number of classes differs.
 
     Args:
-        model: is left as it is on the meta device.
+        model: the classifier; on the meta device, it is left as it is.
         source: the folder of a run, a file, or ``timm:NAME``.
-        key: of the recipe, for messages.
+        key: the recipe's key, for messages.
 
     Raises:
         UserError: the weights cannot be read, or fit no layer of the model.
@@ -138,17 +138,17 @@ def start_from(model: nn.Module, source: str, key: str = "init") -> str:
 
 
 def takes_head(model: nn.Module, source: str, key: str = "init") -> bool:
-    """Whether :func:`start_from` copies a head from ``source``, whose outputs are then those of the model."""
+    """Whether :func:`start_from` copies a head from ``source``, so that the model's outputs start as those of that."""
     given, own = read_pretrained(source, key), model.state_dict()
     heads = (name for name in own if _is_head(model, name))
     return any(name in given and given[name].shape == own[name].shape for name in heads)
 
 
 def resized(model: nn.Module, name: str, given: Tensor, own: Tensor) -> Tensor:
-    """``given`` at the size of ``own`` if it holds positions or is the first convolution, or else as it is.
+    """Resize ``given`` to ``own`` if it holds positions or is the first convolution; otherwise return it as it is.
 
     Args:
-        model: has the tensor ``own`` under ``name``.
+        model: the one that has the tensor ``own`` under ``name``.
     """
     if given.shape == own.shape or given.ndim != own.ndim:
         return given
@@ -164,7 +164,7 @@ def resized(model: nn.Module, name: str, given: Tensor, own: Tensor) -> Tensor:
 
 
 def _resized_positions(given: Tensor, own: Tensor, grid: Sequence[int]) -> Tensor:
-    """(1, N, C): the first tokens, such as the class's, where both have them; and a square grid, interpolated as timm
+    """(1, N, C): the first tokens that both have, such as the class token, and a square grid, interpolated as timm
     does it."""
     prefix, count = own.shape[1] - math.prod(grid), given.shape[1]
     found = next((n for n in (prefix, 0, 1, 2) if n < count and math.isqrt(count - n) ** 2 == count - n), None)
@@ -172,13 +172,13 @@ def _resized_positions(given: Tensor, own: Tensor, grid: Sequence[int]) -> Tenso
         return given
     tokens = resample_abs_pos_embed(given[:, found:], list(grid), num_prefix_tokens=0)
     before = given.new_zeros(1, prefix, given.shape[2])
-    before[:, : min(found, prefix)] = given[:, : min(found, prefix)]  # the class's is the first of both
+    before[:, : min(found, prefix)] = given[:, : min(found, prefix)]  # the class token is the first in both
     return torch.cat((before, tokens), dim=1)
 
 
 @dataclass
 class _Row:
-    """What became of the parameters and buffers of a part of the model."""
+    """How many parameters and buffers of a part of the model were copied, resized or left, and why left."""
 
     copied: int = 0
     resized: int = 0
@@ -187,10 +187,10 @@ class _Row:
 
 
 def _steps_of(tensors: Mapping[str, Tensor], flat: Sequence[str]) -> dict[tuple[str, int], list[dict[str, str]]]:
-    """The blocks of each step of each container, in order: each tensor's name in its block, and its whole name.
+    """The blocks of each step of each container, in order; a block maps each tensor's name within it to the whole name.
 
-    timm's names, and those of the containers ``flat``, count the blocks through all steps: there a step is a run of
-    blocks of the same shapes.
+    timm's names, and those in the containers ``flat``, number the blocks across all steps; there, a step is a run of
+    blocks with the same shapes.
     """
     whole_names: Any = {name: name for name in tensors}
     for rename in _FROM_BASELINE:
@@ -218,7 +218,7 @@ def _steps_of(tensors: Mapping[str, Tensor], flat: Sequence[str]) -> dict[tuple[
 def _pair(
     model: nn.Module, own: Mapping[str, Tensor], given: Mapping[str, Tensor]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """For each tensor of the model its counterpart, whatever its shape; and for those of blocks why they have none."""
+    """Find each tensor's counterpart, whatever its shape, and for tensors of blocks without one, the reason."""
     flat = [path for path, module in model.named_modules() if isinstance(module, StepSequence)]
     ours, theirs = _steps_of(own, flat), _steps_of(given, flat)
     pairs, why = {name: name for name in own.keys() & given.keys()}, dict[str, str]()
@@ -242,7 +242,7 @@ def _pair(
 def _are_alike(
     block: dict[str, str], other: dict[str, str], own: Mapping[str, Tensor], given: Mapping[str, Tensor]
 ) -> bool:
-    """Whether a block has the tensors of another, of the same shapes but for the size of a window."""
+    """Whether a block has the same tensors as another, with the same shapes except for the window size."""
     if block.keys() != other.keys():
         return False
     shapes = [(tensor, own[name].shape, given[other[tensor]].shape) for tensor, name in block.items()]

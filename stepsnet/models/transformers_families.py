@@ -1,9 +1,10 @@
-"""Models of transformers with their layers in steps, one row for each family, made by :func:`stepsnet.stepify`.
+"""Models of transformers with their layers in steps, one table row per family, made by :func:`stepsnet.stepify`.
 
 ``StepsLlamaConfig`` is LlamaConfig with the widths and depths of the steps, and ``StepsLlamaForCausalLM`` is
-LlamaForCausalLM with other layers; so for each class of each family. Their model types, ``steps_llama`` and so on, are
-known to the Auto classes once stepsnet is imported, so that no plain ``llama`` is loaded with these weights.
-The paper's own models are in steps_transformer.py: there the steps are configured directly, and splits are per step.
+LlamaForCausalLM with other layers; likewise for each class of each family. The Auto classes know their model types,
+``steps_llama`` and so on, once stepsnet is imported, so that these weights are never loaded into a plain ``llama``.
+The paper's own models are in steps_transformer.py, where the steps are configured directly and the stream is split once
+per step.
 """
 
 import importlib
@@ -35,12 +36,12 @@ class Family:
     """What differs between the families of transformers.
 
     Args:
-        config: the name of its configuration's class.
-        layer: the name of its layer's class, which is called with (config, layer_idx).
-        layers: where the base model has the list of its layers.
-        sizes: (config, width, heads) -> the fields of the configuration that a layer of that width has.
-        head_rule: as for BlockAdapter; rotary positions are made for one head size, which therefore stays.
-        outputs: as for BlockAdapter; the last norm of such a family is ``norm`` of its base model.
+        config: name of the configuration class.
+        layer: name of the layer class, which is called with (config, layer_idx).
+        layers: path of the list of layers in the base model.
+        sizes: (config, width, heads) -> the configuration fields of a layer of that width.
+        head_rule: as for BlockAdapter; rotary positions are made for one head size, which therefore stays the same.
+        outputs: as for BlockAdapter; a family that has them has its last norm as ``norm`` of the base model.
     """
 
     config: str
@@ -61,7 +62,7 @@ class Family:
 
 
 def _in_proportion(config: Any, size: int, width: int) -> int:
-    """A hidden size at another width, a multiple of 8 where the model's own is one."""
+    """Scale a hidden size to another width; a multiple of 8, from 64 on, stays one."""
     unit = 8 if size % 8 == 0 and size >= 64 else 1
     return max(1, round(size * width / config.hidden_size / unit)) * unit
 
@@ -121,7 +122,7 @@ def head_size_of(config: Any) -> int:
 
 
 class _Steps(PerLayer):
-    """What the configurations of all families add to their own: widths, depths and the sizes of each step."""
+    """What the configurations of all families have in addition: widths, depths and the sizes of each step."""
 
     model_type: Any
     widths: Any
@@ -138,7 +139,7 @@ class _Steps(PerLayer):
         register_models(self.model_type.removeprefix("steps_"))
 
     def check_sizes(self) -> None:
-        """Raises ValueError where what was changed, by keywords of AutoConfig say, does not fit the other fields."""
+        """Raise ValueError if a field that was changed, say by AutoConfig's keywords, does not fit the others."""
         if not self.widths:
             raise ValueError(f"widths: got {self.widths}, expected those of a plan, as stepsnet.stepify makes one")
         widths = [sizes["hidden_size"] for sizes in self.step_sizes or []]
@@ -152,7 +153,7 @@ class _Steps(PerLayer):
             )
 
     def validate_architecture(self) -> None:
-        """A grown model's heads keep their size, so that they need not divide the width."""
+        """Skip transformers' check for a grown model, whose heads keep their size and need not divide the width."""
         if not self.norm_slices and hasattr(super(), "validate_architecture"):
             super().validate_architecture()  # type: ignore[misc]
 
@@ -164,7 +165,7 @@ class _Steps(PerLayer):
 
 @cache
 def steps_config_class(name: str) -> Any:
-    """The configuration of a family with its steps; ``norm_slices`` are those of the last norm of a grown model."""
+    """A family's configuration class with steps; ``norm_slices`` are the slices of a grown model's last norm."""
     base = FAMILIES[name].config_class
     number_of_layers = base.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     fields: dict[str, tuple[Any, Any]] = {
@@ -173,7 +174,7 @@ def steps_config_class(name: str) -> Any:
         "step_sizes": (list[dict] | None, None),
         "stream_scale": (float, 1.0),
         "norm_slices": (list[int] | None, None),
-        number_of_layers: (int | None, None),  # None: as depths say
+        number_of_layers: (int | None, None),  # None: the sum of depths
     }
     namespace = {
         "__annotations__": {key: kind for key, (kind, _) in fields.items()},
@@ -192,7 +193,7 @@ def steps_config_class(name: str) -> Any:
 
 @cache
 def _stream_layer_class(layer_class: Any) -> Any:
-    """A layer as a function of the whole stream: it reads and writes the first channels, and copies the others."""
+    """A layer class on the whole stream: a layer reads and writes the first channels, and copies the others."""
 
     class StreamLayer(layer_class):
         read_width: int
@@ -218,10 +219,10 @@ def layer_of(name: str, config: Any, sizes: dict[str, Any], index: int) -> Any:
 
 
 def _fill(name: str, model: Any, config: Any) -> None:
-    """Put the layers of the steps, as many as there are to be, into the list that the constructor has left empty."""
+    """Fill the list that the constructor has left empty with as many layers of the steps as the configuration says."""
     layers = get_path(model.base_model, FAMILIES[name].layers)
     layer_class = _stream_layer_class(FAMILIES[name].layer_class)
-    # a head's constructor may make its base model by an Auto class, of a copy of the configuration without layers
+    # a head's constructor may build its base model by an Auto class, from a copy of the configuration without layers
     model.base_model.config.num_hidden_layers = config.num_hidden_layers
     for index, view in enumerate(config.per_layer_config):
         layer = layer_class(view, index)
@@ -234,10 +235,10 @@ def _fill(name: str, model: Any, config: Any) -> None:
 
 @cache
 def steps_class(model_class: Any) -> Any:
-    """The class of a model of transformers with its layers in steps; it is a subclass of the model's own.
+    """The class of a transformers model with its layers in steps, a subclass of the model's own.
 
     Raises:
-        UserError: a model whose configuration is of no family in the table.
+        UserError: the model's configuration belongs to no family in the table.
     """
     name = next((key for key, row in FAMILIES.items() if model_class.config_class is row.config_class), None)
     if name is None:
@@ -249,7 +250,7 @@ def steps_class(model_class: Any) -> Any:
     def __init__(self, config, *args, **kwargs):
         config.check_sizes()
         layers, config.num_hidden_layers = config.num_hidden_layers, 0
-        # an Auto class within makes the base model of this configuration, which has no layers then and keeps its types
+        # an Auto class within builds the base model from this configuration, which then has layer types but no layers
         if layers and (types := vars(config).get("layer_types")):
             config.layer_types = types[:layers]
         try:
@@ -259,14 +260,15 @@ def steps_class(model_class: Any) -> Any:
         self.config.num_hidden_layers = layers
         _fill(name, self, config)
         self.post_init()
-        for part in self.modules():  # accelerate looks for a layer of each class that is named
+        for part in self.modules():  # accelerate looks for a layer of each class named here
             if isinstance(part, transformers.PreTrainedModel):
                 part._no_split_modules = set(part._no_split_modules or ()) - {layer}
 
     layer = FAMILIES[name].layer
     namespace = {
         "__init__": __init__,
-        # in others than its own classes the library leaves modules without parameters as they are, such as GPT-2's MLPs
+        # in classes other than its own, the library does not initialize modules without direct parameters, such as
+        # GPT-2's MLPs
         "is_custom_code": classmethod(lambda cls: False),
         "__module__": __name__,
         "__doc__": f"{model_class.__name__} with its layers in steps.",
@@ -293,14 +295,14 @@ _AUTO = (
 
 @cache
 def register_models(name: str) -> None:
-    """Tell the Auto classes what they make of a family's configuration; that imports the family's models."""
+    """Tell the Auto classes which models a family's configuration stands for; this imports the family's models."""
     base, config_class = FAMILIES[name].config_class, steps_config_class(name)
     for auto_name in _AUTO:
         auto = getattr(transformers, auto_name)
         if base in auto._model_mapping.keys():  # noqa: SIM118 - it is no mapping by its iterator
             made = steps_class(auto._model_mapping[base])
             auto.register(config_class, made, exist_ok=True)
-            if auto_name == "AutoModelForCausalLM":  # by its name Trainer knows whose labels to shift
+            if auto_name == "AutoModelForCausalLM":  # by this name, Trainer knows whose labels to shift
                 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"steps_{name}"] = made.__name__
 
 
@@ -311,7 +313,7 @@ for _name in FAMILIES:
 
 
 def __getattr__(name: str) -> Any:
-    """``StepsLlamaForCausalLM`` and others, on demand: pickle and transformers ask for them by name."""
+    """Make ``StepsLlamaForCausalLM`` and others on demand: pickle and transformers ask for them by name."""
     if row := next((row for row in FAMILIES.values() if name == f"Steps{row.layer}"), None):
         return _stream_layer_class(row.layer_class)
     model_class = getattr(transformers, name.removeprefix("Steps"), None) if name.startswith("Steps") else None

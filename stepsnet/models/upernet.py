@@ -29,11 +29,11 @@ class UPerNet(nn.Module):
         backbone_args: arguments of :func:`create_backbone`, such as ``drop_path_rate`` or ``frozen_stages``.
         channels: width of the decoder.
         pool_scales: side lengths of the maps of the pyramid pooling.
-        auxiliary_channels: width of the one convolution of the auxiliary head.
+        auxiliary_channels: width of the auxiliary head's only convolution.
         auxiliary_stage: the stage, 1 to 4, whose map the auxiliary head takes.
-        dropout: probability with which a channel is dropped before the classifier of either head.
+        dropout: probability of dropping a channel before the classifier of either head.
 
-    Shape: (B, 3, H, W) -> logits (B, num_classes, H, W); in training a pair with those of the auxiliary head.
+    Shape: (B, 3, H, W) -> logits (B, num_classes, H, W); in training, a pair of these and those of the auxiliary head.
 
     Raises:
         ValueError: an unknown backbone, arguments that it does not accept, or numbers out of range.
@@ -94,7 +94,7 @@ class UPerNet(nn.Module):
 
 
 class _Classifier(nn.Conv2d):
-    """The 1×1 convolution of transformers' heads, here with dropout of channels before it."""
+    """The 1×1 convolution of transformers' heads, with dropout of channels before it."""
 
     def __init__(self, channels: int, num_classes: int, dropout: float):
         super().__init__(channels, num_classes, kernel_size=1)
@@ -115,5 +115,5 @@ def _init_weights(module: nn.Module) -> None:
 
 
 def create(**args: Any) -> UPerNet:
-    """A new :class:`UPerNet`, by its arguments."""
+    """A new :class:`UPerNet` from its arguments."""
     return UPerNet(**args)

@@ -1,7 +1,7 @@
-"""Swin's window attention in two other ways: on maps that windows do not divide, and quicker in inference.
+"""Swin's window attention in two other ways: for maps that windows do not divide, and faster for inference.
 
 timm's block rolls the map, cuts it into windows, attends with a bias and a mask that are gathered and added in
-every pass, puts the windows together and rolls back.
+every pass, puts the windows back together and rolls back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ATTENDS = {  # the method of a block that attends in windows
 
 
 def pad_windows(model: nn.Module) -> None:
-    """Let all kinds of Swin blocks of a model attend through :class:`PaddedWindows`."""
+    """Let a model's Swin blocks, of all kinds, attend through :class:`PaddedWindows`."""
     for module in model.modules():
         for kind, method in _ATTENDS.items():
             if isinstance(module, kind) and method not in module.__dict__:
@@ -37,9 +37,9 @@ def pad_windows(model: nn.Module) -> None:
 class PaddedWindows:
     """The window attention of one block on a map of any size, (B, H, W, C) -> (B, H, W, C).
 
-    The map is padded with zeros first and shifted then, as in the detectors of Swin's authors, so that the mask keeps
-    opposite edges apart. timm (1.0.31) shifts first: the rows that come around lie in front of the padding, where its
-    mask expects their neighbours. Where windows divide the map, this is timm's attention.
+    The map is first padded with zeros and then shifted, as in the detectors of Swin's authors, so that the mask keeps
+    opposite edges apart. timm (1.0.31) shifts first: the rows that wrap around then lie before the padding, where its
+    mask expects their neighbours. If windows divide the map, this is timm's attention.
     """
 
     def __init__(self, block: Any, method: str):
@@ -61,7 +61,7 @@ class PaddedWindows:
 
 
 def _attend_in_windows(block: Any, x: Tensor) -> Tensor:
-    """timm's ``_attn`` on a map that windows divide, without its arithmetic of sizes: to trace it twice is slow."""
+    """timm's ``_attn`` on a map that windows divide, without its size arithmetic, which is slow to trace twice."""
     _, height, width, channels = x.shape
     back = tuple(block.shift_size)
     there = tuple(-size for size in back)
@@ -75,7 +75,7 @@ def _attend_in_windows(block: Any, x: Tensor) -> Tensor:
 
 
 def permute_windows(model: nn.Module, multiple: int = 1) -> None:
-    """Let the Swin blocks of a model attend through :class:`PermutedWindows`, where heads are multiples of it wide."""
+    """Let Swin blocks attend through :class:`PermutedWindows` if their heads' width is a multiple of ``multiple``."""
     for module in model.modules():
         made = module.__dict__.get("_attn")
         if isinstance(made, PermutedWindows):
@@ -86,11 +86,11 @@ def permute_windows(model: nn.Module, multiple: int = 1) -> None:
             and module.attn.qkv.out_features // (3 * module.attn.num_heads) % multiple == 0
         ):
             module._attn = PermutedWindows(module)
-            module.attn.fused_attn = True  # the block's own, where a map has to be padded
+            module.attn.fused_attn = True  # for the block's own attention, if a map has to be padded
 
 
 def restore_windows(model: nn.Module) -> None:
-    """Let them attend as they were built again, which exporters can trace."""
+    """Undo :func:`permute_windows`, since exporters can trace the attention that the blocks were built with."""
     module: Any
     for module in model.modules():
         if isinstance(made := module.__dict__.get("_attn"), PermutedWindows):
@@ -103,16 +103,16 @@ def restore_windows(model: nn.Module) -> None:
 class PermutedWindows:
     """``SwinTransformerBlock._attn`` of one block, without gradients: (B, H, W, C) -> (B, H, W, C).
 
-    The positions of roll and windows are one index, made once a shape, and so is the sum of bias and mask; the
-    attention is torch's ``scaled_dot_product_attention``. It leaves to the block as it was built what it does not
-    cover: gradients, training, a map that windows do not divide, and an attention with hooks inside.
+    Rolling and cutting into windows are one index, made once per shape, as is the sum of bias and mask; the attention
+    is torch's ``scaled_dot_product_attention``. What this does not cover is left to the block as it was built:
+    gradients, training, a map that windows do not divide, and an attention with hooks inside.
     """
 
     def __init__(self, block: Any):
         self.block, self.was_fused = block, block.attn.fused_attn
         self.padded: PaddedWindows | None = block.__dict__.get("_attn")
         self.orders: dict[Any, tuple[Tensor, Tensor]] = {}  # the last one, by shape and device
-        self.bias: tuple[Any, Tensor, Tensor] | None = None  # the last one: its key, the table that it is of, and it
+        self.bias: tuple[Any, Tensor, Tensor] | None = None  # (key, table, bias) of the last one
 
     def __call__(self, x: Tensor) -> Tensor:
         block, attention = self.block, self.block.attn
@@ -127,7 +127,7 @@ class PermutedWindows:
             return self._attend(x)
         batch, area = x.shape[0], rows * columns
         order, back = self._order(x)
-        windows = x.flatten(1, 2).index_select(1, order)  # (B, H·W, C), a window after the other
+        windows = x.flatten(1, 2).index_select(1, order)  # (B, H·W, C), window after window
         qkv = attention.qkv(windows).reshape(batch * height * width // area, area, 3, attention.num_heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B·windows, heads, area, head size)
         bias = self._bias(x).to(q.dtype)  # (1 or windows, heads, area, area)
@@ -139,11 +139,11 @@ class PermutedWindows:
 
     @property
     def _attend(self) -> Callable[[Tensor], Tensor]:
-        """That of the block as it was built."""
+        """The attention of the block as it was built."""
         return self.padded or type(self.block)._attn.__get__(self.block)
 
     def _as_built(self, x: Tensor) -> Tensor:
-        """By the modules whose outputs hooks may want, such as that of the softmax."""
+        """Attend through the modules whose outputs hooks may want, such as the softmax."""
         attention = self.block.attn
         attention.fused_attn = self.was_fused
         try:
@@ -152,7 +152,7 @@ class PermutedWindows:
             attention.fused_attn = True
 
     def _order(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The positions of the image in the order of the shifted windows, and the way back."""
+        """The positions of the image in the order of the shifted windows, and the inverse of this order."""
         key = (*x.shape[1:3], x.device, self.block.window_size, self.block.shift_size)
         orders = self.orders  # which another thread's call may replace meanwhile
         if key not in orders:
@@ -164,14 +164,14 @@ class PermutedWindows:
         return orders[key]
 
     def _bias(self, x: Tensor) -> Tensor:
-        """Relative position bias and mask, (1 or windows, heads, area, area); anew where weights changed."""
+        """Relative position bias and mask, (1 or windows, heads, area, area), made anew if weights have changed."""
         table = self.block.attn.relative_position_bias_table
         if torch.compiler.is_compiling():  # a frozen graph holds the result
             return self._made_bias(x)
         version = 0 if table.is_inference() else table._version
         key = (*x.shape[1:3], table.device, table.dtype, table.data_ptr(), version, self.block.shift_size)
         bias = self.bias  # which another thread's call may replace meanwhile
-        if bias is None or bias[0] != key or bias[1] is not table:  # a freed one's place is used again
+        if bias is None or bias[0] != key or bias[1] is not table:  # a freed table's memory is used again
             self.bias = bias = key, table, self._made_bias(x)
         return bias[2]
 

@@ -73,7 +73,7 @@ TABLE_12_DIFFERS = (
 
 @lru_cache(maxsize=1)
 def all_rows() -> list[dict[str, Any]]:
-    """Every row of tables.json: all that the paper prints, Tables 6 and 7 included, whose rows are no models."""
+    """Every row of tables.json: all that the paper prints, including Tables 6 and 7, whose rows are not models."""
     return json.loads((files("stepsnet.paper") / "tables.json").read_text(encoding="utf-8"))
 
 
@@ -81,7 +81,7 @@ def printed_rows(table: str) -> list[dict[str, Any]]:
     """The rows of tables.json for one table, in its order.
 
     Raises:
-        UserError: there is no such table, or its rows are no models.
+        UserError: there is no such table, or its rows are not models.
     """
     rows = all_rows()
     found = [row for row in rows if row["table"] == table]
@@ -92,7 +92,7 @@ def printed_rows(table: str) -> list[dict[str, Any]]:
 
 
 def note_of(row: dict[str, Any]) -> str:
-    """Where a row's widths, depths or heads are not the paper's own words; empty where they are printed."""
+    """A note on what of a row's widths, depths or heads is not as printed in the paper; empty if all is."""
     table, name, config = row["table"], row["row"], row.get("config", {})
     if table == "1":
         return {
@@ -123,7 +123,7 @@ def printed_row(table: str, title: str) -> dict[str, Any]:
 
 
 def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """A printed row -> the name and arguments of its model; None for a row that is none."""
+    """The name and arguments of the model of a printed row; None for a row that is not a model."""
     table, name, config = row["table"], row["row"], row.get("config", {})
     if table == "1":
         return TABLE_1[name], {}
@@ -141,7 +141,7 @@ def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
         return base, {"widths": config["widths"], "depths": config["depths"], "num_heads": config.get("heads")}
     if table == "5b":
         widths, depths = config.get("widths"), config["depths"]
-        if widths is None:  # the baseline: C, 2C, 4C, 8C, one step a stage
+        if widths is None:  # the baseline: C, 2C, 4C, 8C, one step per stage
             widths = [[config["embed_dim"] * 2**stage] for stage in range(4)]
             depths = [[depth] for depth in depths]
         heads = None

@@ -31,17 +31,17 @@ from ..tasks.splits import split_of
 
 __all__ = ["public_recipe", "published", "render_card"]
 
-_LOCAL_ARGUMENTS = ("checkpoint_path", "cache_dir")  # of timm.create_model: files of this machine
+_LOCAL_ARGUMENTS = ("checkpoint_path", "cache_dir")  # of timm.create_model, for files on this machine
 _LOCAL_SETTINGS = {"import_from": None, "device": "auto", "workers": 0, "tracker": None}
-_HUB_METRICS = {"top1": "accuracy", "miou": "mean_iou"}  # by their names on the hub; others keep ours
+_HUB_METRICS = {"top1": "accuracy", "miou": "mean_iou"}  # our name -> the hub's; others keep ours
 
 
 def render_card(run: Path, publication: Publication, repo: str, license: str | None = None) -> str:
     """The card as Markdown with metadata: what the model is, how it is used, its results and how it was trained.
 
     Args:
-        repo: where it will be, such as USER/NAME.
-        license: the hub's name of a licence of the weights; None states none.
+        repo: where the run will be published, such as USER/NAME.
+        license: the hub's name for the licence of the weights; None states none.
 
     Raises:
         UserError: the run's folder cannot be read.
@@ -85,14 +85,14 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
 
 
 def _metrics(found: Mapping[str, Any]) -> dict[str, float]:
-    """The final ones, those of the test split first and of the training split last."""
+    """The final metrics, the test split's first and the training split's last."""
     names = [name for name in found if not name.startswith("best_") and isinstance(found[name], (int, float))]
     order = {"test": 0, "val": 1, "train": 2}
     return {name: found[name] for name in sorted(names, key=lambda name: order.get(split_and_key(name)[0], 1))}
 
 
 def _ranks_before(summary: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The updates that other numbers of ranks have made than the last one, and these numbers."""
+    """The updates that were made with other numbers of ranks than the last ones, and these numbers."""
     keys = ("from_update", "until_update", "ranks")
     parts = [{key: part[key] for key in keys if key in part} for part in summary.get("trained_before", [])]
     others = [part for part in joined(parts) if part.get("ranks") not in (None, summary.get("ranks"))]
@@ -100,9 +100,9 @@ def _ranks_before(summary: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _seeds(run: LoadedRun, modules: Sequence[str]) -> Sequence[LoadedRun]:
-    """The finished runs beside this one that differ from it in their seed alone, and itself.
+    """This run, and the finished runs beside it that differ from it in their seed alone.
 
-    A run that names other modules than these is none of them, and nobody has asked for its modules to be imported.
+    A run that names other modules than ``modules`` is skipped: nobody has asked for its modules to be imported.
     """
     found = {run.seed: run}
     for config in sorted(run.folder.resolve().parent.glob("*/config.yaml")):
@@ -121,7 +121,7 @@ def _kind(run: LoadedRun) -> tuple[str, Any]:
 
 
 def _label(name: str, split: str, with_unit: bool = False) -> str:
-    """What a metric is called in words, of the split that its run evaluated: with ``DATA@train`` no validation."""
+    """A metric in words, with the split that its run evaluated, which with ``DATA@train`` is not validation."""
     found, key = split_and_key(name)
     if found != "val" or split == "val":
         return metric_label(name, with_unit=with_unit)
@@ -161,12 +161,12 @@ def _results(metrics: Mapping[str, float], data: str, evaluated: str, pipeline: 
 
 
 def published(recipe: Recipe, publication: Publication) -> Recipe:
-    """A run's recipe with the model as others build it."""
+    """A run's recipe, with the model as others can build it."""
     return recipe if publication.model is None else dataclasses.replace(recipe, model=publication.model)
 
 
 def public_recipe(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as its ``config.yaml`` holds it, for another machine; its baseline is left out."""
+    """A recipe as ``config.yaml`` holds it, made fit for other machines and without the baseline."""
     values = public(to_plain(recipe))
     model = values["model"]
     args = {key: value for key, value in model["args"].items() if key not in _LOCAL_ARGUMENTS}

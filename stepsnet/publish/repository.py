@@ -22,7 +22,7 @@ from .card import public_recipe, published, render_card
 if TYPE_CHECKING:
     from ..tasks.publication import Publication
 
-# What a push of any kind of model writes: of an earlier one, all of it goes. Whatever else is there is somebody's.
+# What a push writes, for any kind of model. The next push deletes all of it; any other file is somebody's own.
 WRITTEN = (
     "model.safetensors",
     "model-?????-of-?????.safetensors",
@@ -35,10 +35,10 @@ __all__ = ["WRITTEN", "check_repo", "create_repo", "upload", "write_card", "writ
 
 
 def write_repository(run: Path, folder: Path) -> Publication:
-    """Write a finished run's model and ``config.yaml`` into a new folder, which is a run's folder for ``predict`` too.
+    """Write a finished run's model and ``config.yaml`` into a new folder, which ``predict`` takes as a run's folder.
 
     Raises:
-        UserError: it is not one run, or has not ended, its task is not published, or the folder is not empty.
+        UserError: ``run`` is not a single run or has not ended, its task is not published, or the folder is not empty.
     """
     recipe = read_run_recipe(run)
     if read_summary(run) is None:
@@ -58,18 +58,18 @@ def write_repository(run: Path, folder: Path) -> Publication:
                 folder.rmdir()
         raise
     write_atomically(folder / CONFIG, dump_yaml(public_recipe(published(recipe, publication))))
-    for file in folder.glob("*.safetensors"):  # nobody else may read those that timm and transformers write
+    for file in folder.glob("*.safetensors"):  # timm and transformers write files that nobody else may read
         file.chmod((folder / CONFIG).stat().st_mode & 0o777)
     return publication
 
 
 def write_card(run: Path, folder: Path, publication: Publication, repo: str, license: str | None = None) -> None:
-    """Write ``README.md``, the model card, into a folder of :func:`write_repository`."""
+    """Write ``README.md``, the model card, into a folder that :func:`write_repository` has written."""
     write_atomically(folder / "README.md", render_card(run, publication, repo, license))
 
 
 def check_repo(repo: str) -> None:
-    """Raises UserError for what the hub would not take as the name of a repository."""
+    """Raises UserError if the hub would not accept ``repo`` as the name of a repository."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -78,10 +78,10 @@ def check_repo(repo: str) -> None:
 
 
 def create_repo(repo: str, private: bool) -> str:
-    """Make the repository where it is not there yet; returns its full name, with its owner.
+    """Create the repository if it does not exist yet; returns its full name, with its owner.
 
     Raises:
-        UserError: there is no network, no login, or no right to it.
+        UserError: there is no network, no login or no permission.
     """
     try:
         return _api().create_repo(repo, private=private, exist_ok=True).repo_id
@@ -90,9 +90,9 @@ def create_repo(repo: str, private: bool) -> str:
 
 
 def upload(folder: Path, repo: str) -> str:
-    """Upload a folder in place of the files of an earlier push; returns its address. Raises UserError as above.
+    """Upload a folder in place of the files of an earlier push; returns its address.
 
-    The card is replaced like them; files that no push writes stay.
+    The card is replaced too; files that no push writes stay. Raises UserError as :func:`create_repo` does.
     """
     message = "stepsnet push"
     try:

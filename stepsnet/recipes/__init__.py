@@ -29,7 +29,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """A copy of a recipe. Raises UserError, with the nearest names, for one that does not exist."""
+    """Return a copy of a recipe. Raises UserError, with the nearest names, if it does not exist."""
     if name not in RECIPES:
         raise UserError(
             f"recipe: got {name!r}, expected one that `stepsnet recipes` lists or a .yaml file{nearest(name, RECIPES)}"
@@ -38,16 +38,16 @@ def find_recipe(name: str) -> Recipe:
 
 
 def find_or_read(recipe: str | Path) -> Recipe:
-    """A recipe by its name, or from a YAML file. Raises UserError where there is none, or the file is wrong."""
+    """Return a recipe by its name, or from a YAML file. Raises UserError if there is none, or the file is wrong."""
     file = yaml_file(recipe)
     return read_recipe(file) if file else find_recipe(str(recipe))
 
 
 def matching(patterns: Sequence[str]) -> list[Recipe]:
-    """The recipes whose names match any of the patterns, such as ``digits/*``, each once.
+    """Return the recipes whose names match any of the patterns, such as ``digits/*``, each once.
 
     Raises:
-        UserError: a pattern that no recipe matches, with the nearest names.
+        UserError: no recipe matches a pattern; the message names the nearest ones.
     """
     names = [name for name in RECIPES if any(fnmatchcase(name, pattern) for pattern in patterns)]
     for pattern in patterns:

@@ -1,8 +1,8 @@
 """A recipe for a pair that is in no table: a model of timm or transformers, and its StepsNet of about the same compute.
 
 `stepsnet compare --model convnext_atto --data folder:PATH`, or `--model transformers:FOLDER --data text:FILE`, where
-FOLDER has a ``config.json``. The settings are a beginning for some thousands of images, or some million characters, and
-not the best of any model: choose the learning rate for both (docs/your-model.md).
+FOLDER has a ``config.json``. The settings are a starting point for a few thousand images, or a few million characters,
+and not the best for any model: choose the learning rate for both (docs/your-model.md).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["stepify_pair", "with_like_baseline", "with_vocabulary"]
 
 _VOCABULARY, _TOKENS = 4096, 256
 _NOT_FIELDS = ("architectures", "transformers_version", "auto_map", "torch_dtype", "dtype", "_name_or_path")
-_OF_STREAM = {"stream_scale": 1.0, "residual": "plain", "residual_options": None}  # of stepify, which pairs share
+_OF_STREAM = {"stream_scale": 1.0, "residual": "plain", "residual_options": None}  # stepify options that a pair shares
 _OF_ITS_TOKENIZER = ("bos_token_id", "eos_token_id", "pad_token_id")  # a new one is made from the data
 
 
 def stepify_pair(name: str, data: str) -> Recipe:
-    """The StepsNet of three steps that :func:`stepsnet.stepify` makes of a model, with the model as its baseline.
+    """Return a recipe with a model as baseline and the three-step StepsNet that :func:`stepsnet.stepify` makes of it.
 
     Raises:
-        UserError: a folder of transformers without a ``config.json`` that says its model type, or whose values do not
-            fit it.
+        UserError: a transformers folder has no ``config.json`` that states its model type, or the values in it do not
+            fit that type.
     """
     if name.startswith("transformers:"):
         return _language_pair(Path(name.removeprefix("transformers:")), data)
@@ -45,20 +45,20 @@ def stepify_pair(name: str, data: str) -> Recipe:
         lr=1e-3,
         warmup_epochs=5,
         label_smoothing=0.1,
-        # digits are too small for a random crop to be of the same class, and take no augmentation
+        # no augmentation of digits: they are too small for a random crop to keep its class
         augment=None if data == "digits" else Augment(scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5),
         stream_epochs=10,
     )
 
 
 def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
-    """The pair with the arguments of the StepsNet's model, and what is said of its stream, in the baseline too.
+    """Return the pair with the StepsNet's model arguments, and the options of its stream, in the baseline too.
 
     Args:
         given: the keys of the recipe that the user has set; ``baseline.args`` among them are kept.
 
     Raises:
-        UserError: the StepsNet has a scale of its stream in some stages and a design in all, which no baseline has.
+        UserError: the StepsNet has a stream scale in some stages and a design in all, which no baseline can have.
     """
     from ..models.stepify import OPTIONS
 
@@ -84,9 +84,10 @@ def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
 
 
 def _stages_of(model: ModelSpec, of_baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """The stages of the StepsNet as the baseline's, which by default has the scale of its stream and a design in all.
+    """Return the ``stages`` that the baseline needs to be like the StepsNet, as an argument, if it needs any.
 
-    A StepsNet without ``stages`` has a design in all stages and the scale in those that are in steps.
+    By default a baseline has both a stream scale and a design in all stages. A StepsNet without ``stages`` has a design
+    in all stages, but the scale only in those that are in steps.
     """
     import torch
 
@@ -109,10 +110,10 @@ def _stages_of(model: ModelSpec, of_baseline: Mapping[str, Any]) -> dict[str, An
 
 
 def with_vocabulary(recipe: Recipe) -> Recipe:
-    """The pair with the recipe's own vocabulary, where nothing else was said of its models'.
+    """Return the pair with the recipe's vocabulary size in each model that leaves its own open.
 
     Raises:
-        UserError: the tokenizer is one that takes no size.
+        UserError: the recipe's tokenizer takes no size.
     """
     changes: dict[str, Any] = {}
     for key in ("model", "baseline"):
@@ -125,7 +126,7 @@ def with_vocabulary(recipe: Recipe) -> Recipe:
 
 
 def _language_pair(folder: Path, data: str) -> LanguageRecipe:
-    """With the whole configuration in the recipe, so that a run needs the folder no more."""
+    """A pair with the whole configuration in its recipe, so that a run no longer needs the folder."""
     fields = _configuration(folder)
     positions = fields.get("n_positions", fields.get("max_position_embeddings", _TOKENS))
     tokens = min(_TOKENS, positions)
@@ -148,7 +149,7 @@ def _language_pair(folder: Path, data: str) -> LanguageRecipe:
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
-    """The fields as the library names them now: it renames those of files from before, and passes over the unknown."""
+    """The fields under the library's current names: it renames those of older files, and ignores unknown ones."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     file = folder / "config.json"
@@ -160,8 +161,8 @@ def _configuration(folder: Path) -> dict[str, Any]:
             held = AutoConfig.from_pretrained(folder).to_diff_dict()
             known = {"model_type", *AutoConfig.for_model(fields["model_type"]).to_dict()}
             said = {key: value for key, value in held.items() if key in known & fields.keys()}
-            derived = AutoConfig.for_model(**said).to_dict()  # which another width has to derive anew
-        except Exception as error:  # whatever the library raises of values that it does not take
+            derived = AutoConfig.for_model(**said).to_dict()  # another width has to derive it anew
+        except Exception as error:  # whatever the library raises for values that it rejects
             raise UserError(f"--model: cannot read {file}: {in_a_line(error.__cause__ or error, 200)}") from error
         fields = said | {key: held[key] for key in known & held.keys() if held[key] != derived.get(key)}
     skipped = {*_NOT_FIELDS, *_OF_ITS_TOKENIZER}

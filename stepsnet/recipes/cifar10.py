@@ -15,7 +15,7 @@ from .digits import depth_recipes, one_width, three_steps
 from .table_rows import by_name
 
 __all__ = ["RECIPES"]
-_TOKENS = {"patch_size": 8}  # 16 of CIFAR-10's images
+_TOKENS = {"patch_size": 8}  # 16 tokens per image of CIFAR-10
 
 
 def _swin(in_stage_3: Sequence[Sequence[int]], in_stage_4: Sequence[Sequence[int]]) -> ModelSpec:

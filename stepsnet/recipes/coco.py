@@ -46,8 +46,8 @@ _3X = dataclasses.replace(COCO, epochs=36, milestones=(27.0, 33.0))
 def _pair(
     base: DetectionRecipe, table: str, detector: str, backbone: str, size: str, drop_path_rate: float
 ) -> list[DetectionRecipe]:
-    """A baseline's row and its StepsNet's. Stochastic depth: Swin published T in both settings, S and B for 3x alone;
-    those of S and B for 1x are ours."""
+    """The rows of a baseline and its StepsNet. Stochastic depth: Swin published T in both settings, S and B only for
+    3x; for S and B at 1x it is ours."""
     model = "mask_rcnn" if detector == "Mask R-CNN" else "cascade_mask_rcnn"
     args: dict[str, Any] = {"backbone_args": {"drop_path_rate": drop_path_rate}}
     row = f"{backbone} {detector}"

@@ -1,9 +1,8 @@
-"""Deeper and deeper: at one compute per block (DeiT, Table 5a) or at one compute in all (Swin, Table 5b).
+"""Deeper and deeper: at constant compute per block (DeiT, Table 5a) or constant total compute (Swin, Table 5b).
 
 A StepsNet's baseline is the one with as many blocks, or nearly as many. The paper prints no stochastic depth for these
-tables; ours is that of DeiT-T and Swin-T at every depth. Fig. 1 also shows training accuracy: here that of 50,000
-training images as they are evaluated, since with Mixup there is none of the training itself. Not yet trained by us at
-this scale.
+tables; ours is that of DeiT-T and Swin-T at every depth. Fig. 1 also shows training accuracy: here it is that of 50,000
+training images in evaluation, since training with Mixup yields none itself. Not yet trained by us at this scale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: they come with an installation, and train in seconds to minutes on one core.
+"""scikit-learn's handwritten digits, which come with its installation and train in seconds to minutes on one core.
 
 `stepsnet train digits/tiny`; `stepsnet compare digits/tuned`; `stepsnet sweep 'digits/steps_*' 'digits/fixed_width_*'`
 (Fig. 1 in small); `stepsnet sweep 'digits_ablations/*'` (Tables 8 to 10); `stepsnet sweep 'digits_methods/*'`, a
@@ -39,8 +39,8 @@ TINY = ClassificationRecipe(
     stream_epochs=5,
 )
 
-# Table 5a in small: one width of 32 against three steps up to 48. The depths of the steps are as near to the compute
-# of so many blocks of width 32 as whole blocks come (plan_steps).
+# Table 5a in small: one width of 32 against three steps up to 48. The depths of the steps match the compute of that
+# many blocks of width 32 as closely as whole blocks allow (plan_steps).
 DEPTHS = {12: (7, 3, 2), 24: (13, 7, 4), 48: (27, 13, 8), 96: (53, 27, 16)}
 
 
@@ -64,7 +64,7 @@ DEEP = dataclasses.replace(
     stream_epochs=1,
 )
 
-# the study evidence/digits has chosen the rate for each of the two by itself, and found this long enough
+# the study evidence/digits chose the rate for each of the two separately, and found this long enough
 TUNED = dataclasses.replace(
     DEEP,
     name="digits/tuned",
@@ -78,7 +78,7 @@ TUNED = dataclasses.replace(
 
 
 def depth_recipes(base: ClassificationRecipe, **args: Any) -> list[ClassificationRecipe]:
-    """Table 5a in small: ``base`` with each number of blocks, of one width and in three steps."""
+    """Return Table 5a in small: ``base`` with each number of blocks, of one width and in three steps."""
     family, found = base.name.partition("/")[0], []
     for blocks in DEPTHS:
         plain, steps = f"{family}/fixed_width_{blocks}", f"{family}/steps_{blocks}"
@@ -126,7 +126,7 @@ def _ablation(
     )
 
 
-# 48 blocks; pre-norm is timm's block as it is
+# 48 blocks; pre-norm is timm's block, unchanged
 _METHODS: dict[str, dict[str, str]] = {"pre_norm": {}} | {
     method: {"residual": method} for method in ("layer_scale", "rezero", "deepnorm", "fixup", "normformer")
 }

@@ -1,7 +1,7 @@
-"""For images of one's own, in folders by class and of any sizes: `stepsnet compare images/small --data folder:PATH`.
+"""For your own images, in one folder per class and of any size: `stepsnet compare images/small --data folder:PATH`.
 
-The settings are a beginning for some hundreds to some thousands of images, and not the best of either model: choose the
-learning rate for both (docs/your-model.md). Models of timm, as `--model` takes them, and larger images need more time.
+The settings are a starting point for a few hundred to a few thousand images, and not the best for either model: choose
+the learning rate for both (docs/your-model.md). Models of timm (`--model`) and larger images need more time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .digits import one_width, three_steps
 from .table_rows import by_name
 
 __all__ = ["RECIPES"]
-_TOKENS = {"patch_size": 8}  # 64 of an image
+_TOKENS = {"patch_size": 8}  # 64 tokens per image
 
 RECIPES = by_name(
     ClassificationRecipe(

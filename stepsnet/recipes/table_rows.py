@@ -12,7 +12,7 @@ __all__ = ["by_name", "recipe_of_row", "spec_of_row"]
 
 R = TypeVar("R", bound=Recipe)
 
-# printed columns -> the metrics that they are
+# printed column -> metric
 _METRICS = {
     "top1": "val_top1",
     "mIoU": "val_miou",
@@ -31,7 +31,7 @@ def recipe_of_row(
         row: its title in tables.json.
         baseline: the row of the same table that it is compared with.
         note: added to the recipe's title.
-        **args: of the model and of its baseline, besides those of their rows.
+        **args: further arguments of the model and of its baseline, besides those of their rows.
     """
     printed = printed_row(table, row)
     if note_of(printed) == ALLOCATION_IS_OURS:

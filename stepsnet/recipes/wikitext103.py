@@ -40,7 +40,7 @@ WIKITEXT103 = LanguageRecipe(
 
 
 def _pair(baseline: str, steps: str) -> list[LanguageRecipe]:
-    """A baseline's row and its StepsNet's, by their parameters."""
+    """The rows of a baseline and its StepsNet, by their numbers of parameters."""
     args: dict[str, Any] = {"max_position_embeddings": 1024}
     row, steps_row = f"Transformer {baseline}", f"Steps-Transformer {steps}"
     return [

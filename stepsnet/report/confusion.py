@@ -18,7 +18,7 @@ from .words import number, sentence
 
 __all__ = ["confusion_figure"]
 
-_COUNTS_WRITTEN = 12  # classes; the squares of more have no room for a number
+_COUNTS_WRITTEN = 12  # classes; with more, the squares have no room for a number
 _ABOUT = "Rows are the true classes, columns the predicted ones; a darker square is a larger share of its row."
 _SHARES = LinearSegmentedColormap.from_list("shares", colormaps["Blues"](np.linspace(0, 0.85, 64)))
 
@@ -31,7 +31,7 @@ class _Panel:
 
 
 def confusion_figure(groups: Sequence[Group]) -> ReportFigure | None:
-    """A matrix for each model, the sum over its seeds; None where no run has recorded one."""
+    """A matrix for each model, summed over its seeds; None if no run has recorded one."""
     panels = [panel for group in groups if (panel := _panel_of(group))]
     if not panels:
         return None
@@ -90,7 +90,7 @@ def _draw(panels: Sequence[_Panel], narrow: bool) -> Figure:
     columns = 2 if most <= _COUNTS_WRITTEN else 1
     side = 3.5 if narrow else 7.4 / min(columns, len(panels)) if most > _COUNTS_WRITTEN else 3.7
     figure, axes = make_panels(narrow, len(panels), columns, side)
-    figure.set_layout_engine("compressed")  # which knows that the panels are squares
+    figure.set_layout_engine("compressed")  # it knows that the panels are squares
     for ax, panel in zip(axes, panels):
         _draw_panel(ax, panel, size=(4.5 if narrow else 6) if most > _COUNTS_WRITTEN else (6 if narrow else 7))
     return figure

@@ -21,7 +21,7 @@ Curve = dict[int, tuple[float, float, float]]  # by epoch: mean, minimum and max
 
 
 def curves_figure(groups: Sequence[Group], key: str) -> ReportFigure | None:
-    """A metric of the training and of the validation split against the epoch; None when no run has recorded it."""
+    """A metric of the training and of the validation split against the epoch; None if no run has recorded it."""
     curves: dict[str, list[tuple[Group, Curve]]] = {}
     for name in (f"train_{key}", f"val_{key}"):
         if recorded := [(group, curve) for group in groups if (curve := _curve_over_runs(group.counted, name))]:

@@ -22,7 +22,7 @@ Curve = dict[int, Group]  # of one label, by number of blocks
 def depth_figure(groups: Sequence[Group]) -> ReportFigure | None:
     """A metric against the number of blocks, as in Fig. 1.
 
-    None unless every model has a result of the same data and length of training, no two models have the same label
+    None unless every model has a result from the same data and length of training, no two models have the same label
     and depth, and one label has several depths. Models whose number of blocks is not known are left out.
     """
     metric = result_metric(groups)
@@ -73,8 +73,8 @@ def _draw_depth(curves: dict[str, Curve], metric: Metric, splits: Sequence[str],
 
 
 def results_figure(groups: Sequence[Group]) -> ReportFigure | None:
-    """The result of every model, one row per model; None for fewer than three models, without results, or where these
-    are of different data or lengths of training."""
+    """The result of every model, one row per model; None for fewer than three models, without results, or if models
+    differ in data or length of training."""
     metric = result_metric(groups)
     if metric is None or len(groups) < 3 or not comparable(groups):
         return None
@@ -111,7 +111,7 @@ def _draw_results(groups: Sequence[Group], metric: Metric, narrow: bool) -> Figu
 
 
 def _splits(groups: Sequence[Group], metric: Metric) -> list[str]:
-    """Of the training images their scores without augmentation, where all models have them."""
+    """The splits to draw; for training, the scores without augmentation if all models have them."""
 
     def is_there(split: str) -> bool:
         return all(group.results(f"{split}_{metric.key}") for group in groups)

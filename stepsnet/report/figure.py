@@ -35,7 +35,7 @@ __all__ = [
     "write_csv",
 ]
 
-_SCRIPTS = (  # fonts of characters that DejaVu Sans lacks, as systems have them
+_SCRIPTS = (  # fonts that systems may have for characters that DejaVu Sans lacks
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei"),
     *("Noto Sans Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Sans Thai", "Arial Unicode MS", "Unifont"),
 )
@@ -129,7 +129,7 @@ def csv_of(rows: Sequence[dict[str, Any]]) -> str:
 def csv_rows(
     groups: Sequence[Group], rows_of: Callable[[Group, LoadedRun], Iterable[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """The rows that ``rows_of`` gives for each run, with the run in front of each."""
+    """The rows that ``rows_of`` gives for each run, each preceded by what identifies the run."""
     return [
         {"label": group.name, "seed": run.seed, "run": run.folder.name, **row}
         for group, run in members(groups)
@@ -151,7 +151,7 @@ def make_panels(narrow: bool, count: int, columns: int, height: float, **shared:
 
 
 def scale_by_size(ax: Axes, sizes: Sequence[int]) -> None:
-    """A logarithmic axis of sizes, such as numbers of blocks, with a tick at each of these and no other."""
+    """Make the x axis a logarithmic one of sizes, such as numbers of blocks, with ticks at these alone."""
     ax.set_xscale("log")
     ax.set_xticks(sizes)
     ax.xaxis.set_major_formatter(ScalarFormatter())

@@ -1,4 +1,4 @@
-"""Run folders, and the groups of runs that differ in their seed alone: what a report is made from."""
+"""Run folders, and the groups of runs that differ only in their seed: what a report is made from."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ..run_folder import CONFIG, RECIPES_FOLDER, require_run
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
-OF_DATA_SIZE = ("samples", "text", "images")  # of summary.json; each task says it in its own way
-_OF_THE_RESULT = (*OF_THE_DATA, *OF_THE_LENGTH)  # what results of two models are not compared over
+OF_DATA_SIZE = ("samples", "text", "images")  # keys of summary.json; each task has its own
+_OF_THE_RESULT = (*OF_THE_DATA, *OF_THE_LENGTH)  # results of models that differ in these are not compared
 LINESTYLES = ("-", "--", ":", "-.")
 
 
@@ -40,7 +40,7 @@ class LoadedRun:
     epochs: dict[int, dict[str, Any]]  # the lines of kind "epoch" by their epoch
     stream_at_epoch_ends: dict[int, StreamMeasurement]  # on the example batch, by epoch
     stream_at_updates: dict[int, StreamMeasurement]  # in training, by update
-    started_as: str = ""  # its label among others, which the summary has too
+    started_as: str = ""  # its label in a comparison or a sweep, as in the summary
     diverged: int | None = None  # the update at which a number was not finite
 
     @property
@@ -49,8 +49,8 @@ class LoadedRun:
 
     @property
     def recipe_key(self) -> str:
-        """What the seeds of one model have in common: their settings, and data of one name and one size, of those that
-        record none of one place."""
+        """What the seeds of one model have in common: settings, and the name and size of their data, or also the place
+        of the data if a finished run records no size."""
         return f"{self.settings} {self.data_sizes or (self.data if self.summary else '')}"
 
     @property
@@ -67,13 +67,13 @@ class LoadedRun:
 
     @property
     def data_sizes(self) -> str:
-        """By which data of one name are told apart; empty where they are not recorded, as of an unfinished run."""
+        """The sizes that tell data of one name apart; empty if they are not recorded, as in an unfinished run."""
         sizes = {key: self.summary[key] for key in OF_DATA_SIZE if key in self.summary}
         return json.dumps(sizes, sort_keys=True) if sizes else ""
 
     @property
     def widths(self) -> list[int]:
-        """One width per block; of an unfinished run, known from its first measurement of the stream on.
+        """One width per block; for an unfinished run, known from its first measurement of the stream on.
 
         A finished run of a plain timm model has none.
         """
@@ -84,12 +84,12 @@ class LoadedRun:
 
     @property
     def blocks(self) -> int | None:
-        """Number of blocks; None where it is not known. The summary of a plain timm model has it, and no widths."""
+        """Number of blocks; None if it is not known. The summary of a plain timm model has it, but no widths."""
         return self.summary.get("blocks") or len(self.widths) or None
 
     def value(self, key: str) -> float | None:
         """The result of a finished run, or the latest value of an unfinished one."""
-        if self.summary:  # where it lacks one, as of a number that was not finite, no earlier one stands in for it
+        if self.summary:  # if it lacks the value, as for one that was not finite, no earlier one stands in for it
             return self.summary.get("metrics", {}).get(key)
         latest = (self.epochs[epoch].get(key) for epoch in sorted(self.epochs, reverse=True))
         return next((value for value in latest if value is not None), None)
@@ -129,7 +129,8 @@ class Group:
 
     @property
     def trained_on(self) -> tuple[Any, ...]:
-        """What a result is of besides the model: the data, wherever they lie, their part, and the passes over them."""
+        """What a result depends on besides the model: the task, the data, wherever they lie, the part that is used, and
+        the passes over it."""
         config = self.runs[0].config
         of_data = without_place(self.runs[0].data), _data_sizes(self.runs)
         return (self.task, *of_data, *(config.get(key) for key in _OF_THE_RESULT[1:]))
@@ -156,7 +157,7 @@ class Group:
         return next((run.summary[key] for run in self.runs if run.summary.get(key) is not None), None)
 
     def results(self, key: str) -> dict[Any, float]:
-        """The final value of each seed, of the finished runs; for a seed that was run twice, the mean."""
+        """The final value of each seed among the finished runs; for a seed that was run twice, the mean."""
         found: dict[Any, list[float]] = {}
         for run in self.runs:
             value = run.value(key)
@@ -174,7 +175,7 @@ def load_run(folder: Path) -> LoadedRun:
     require_run(folder)
     config = _config_of(folder)
     of_grid = folder.parent / RECIPES_FOLDER / f"{folder.name}.yaml"
-    if of_grid.exists():  # which knows where the data are now; a seed that had ended before they were moved does not
+    if of_grid.exists():  # it knows where the data are now, unlike a seed that had ended before they were moved
         config["data"] = read_yaml(of_grid, "run").get("data")
     metrics = folder / "metrics.jsonl"
     lines = metrics_text(metrics)
@@ -202,7 +203,7 @@ def load_run(folder: Path) -> LoadedRun:
 
 
 def _public_text(file: Path) -> str:
-    """A recipe for a page that is passed on: as it was written where nothing in it is of this machine."""
+    """A recipe for a page that is passed on: as it was written, unless something in it is of this machine."""
     text = read_text(file, "run")
     content = parse_yaml(text, f"run: cannot read {file}")
     cleaned = public(content)
@@ -212,7 +213,7 @@ def _public_text(file: Path) -> str:
 def _config_of(folder: Path) -> dict[str, Any]:
     """A run's recipe as this version writes it, so that seeds of two versions compare; its modules are imported.
 
-    Of a recipe that cannot be read, such as one whose modules are not found any more, what the file says.
+    If the recipe cannot be read, for example because its modules are no longer found, it is what the file says.
     """
     file = folder / CONFIG
     try:
@@ -222,9 +223,9 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError for a metric that is no number."""
+    """Return the entry. Raises ValueError for a metric that is not a number."""
     for key, value in entry.items():
-        is_metric = key.endswith(tuple(f"_{name}" for name in METRICS))  # behind the split that it is of
+        is_metric = key.endswith(tuple(f"_{name}" for name in METRICS))  # after the name of its split
         if is_metric and not isinstance(value, int | float | None):
             raise ValueError(f"got {key} {str(value)[:40]!r}")
     return entry
@@ -234,8 +235,8 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
     """Put the seeds of each model together, in the order given.
 
     An unfinished run that was started alone takes the label of a finished run of the same recipe and model. Data are
-    the same where their kind, their name and their sizes are, wherever they lie, as in a folder of each job's own; but
-    one seed on two copies is trained on two data sets, such as folds. An unfinished run records no sizes yet.
+    the same if their kind, name and sizes are, wherever they lie, as in a folder of each job's own; but if one seed was
+    trained on two copies, these are taken for two data sets, such as folds. An unfinished run records no sizes yet.
     """
     own = [run.summary.get("label") or run.started_as for run in runs]
     labels = {run.settings: label for run, label in zip(runs, own) if label}
@@ -263,7 +264,7 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
 
 
 def comparable(groups: Sequence[Group]) -> bool:
-    """Whether their results are of one data set and of trainings of one length."""
+    """Whether their results are from one data set and one length of training."""
     return len({group.trained_on for group in groups}) < 2
 
 
@@ -275,8 +276,8 @@ def varied_settings(groups: Sequence[Group]) -> list[str]:
 
 
 def _recipes(groups: Sequence[Sequence[LoadedRun]]) -> list[dict[str, Any]]:
-    """The recipe of each group, with the name of its data, wherever they lie; with a number where data of one name are
-    of several sizes."""
+    """The recipe of each group, with the name of its data, wherever they lie; numbered if data of one name have several
+    sizes."""
     recipes = [runs[0].config | {"data": without_place(runs[0].data)} for runs in groups]
     sizes = [_data_sizes(runs) for runs in groups]
     parts = [json.dumps([recipe.get(key) for key in ("task", *OF_THE_DATA)]) for recipe in recipes]
@@ -288,7 +289,7 @@ def _recipes(groups: Sequence[Sequence[LoadedRun]]) -> list[dict[str, Any]]:
 
 
 def _data_sizes(runs: Sequence[LoadedRun]) -> str:
-    """Those of the first run that records them."""
+    """The data sizes of the first run that records them."""
     return next((run.data_sizes for run in runs if run.data_sizes), "")
 
 
@@ -298,10 +299,10 @@ def _varied(recipes: Sequence[dict[str, Any]], besides: Iterable[str]) -> list[s
 
 
 def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
-    """What is added to the label of each group so that no two names are equal: the first of these that does it."""
+    """Return suffixes for the labels of the groups, so that no two names are equal: the first kind that does it."""
     recipes = _recipes(list(found.values()))
     varied = _varied(recipes, ("model", "baseline", "seed"))
-    of_result = [key for key in varied if key in _OF_THE_RESULT]  # which a depth would hide
+    of_result = [key for key in varied if key in _OF_THE_RESULT]  # a depth would hide them
     numbers = [f" · {number}" for number in range(1, len(found) + 1)]
     for suffixes in (
         [""] * len(found),
@@ -317,7 +318,7 @@ def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
 
 
 def _said(recipe: dict[str, Any], keys: Sequence[str]) -> str:
-    """These settings, less those that recipes of its task do not have, and without places of this machine."""
+    """Describe these settings, as far as the recipe has them, without places on this machine."""
     said = ", ".join(f"{key} {public(recipe[key])}" for key in keys if key in recipe)
     return f" · {said}" if said else ""
 

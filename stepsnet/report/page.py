@@ -105,7 +105,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
 
 
 def _about(runs: Sequence[LoadedRun]) -> str:
-    """What their recipe says of itself, where all runs are of one."""
+    """The title of the recipe, if all runs have the same one."""
     titles = {str(run.config.get("title") or "") for run in runs}
     return titles.pop() if len(titles) == 1 else ""
 
@@ -149,7 +149,7 @@ def _draw(figure: ReportFigure, contents: dict[str, bytes]) -> list[Markup]:
                 contents[_file_of(figure.name, "png")] = png.getvalue()
         _, box, body = re.split(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', svg.getvalue().decode())
         body = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", body)
-        body = re.sub(r'(<g) id="[^"]*"', r"\1", body)  # ids of groups, to which nothing refers
+        body = re.sub(r'(<g) id="[^"]*"', r"\1", body)  # nothing refers to the ids of groups
         body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
         inline.append(
             Markup(f'<svg class="{layout}" viewBox="{box}" role="img" aria-labelledby="{figure.name}">{body}')
@@ -158,7 +158,7 @@ def _draw(figure: ReportFigure, contents: dict[str, bytes]) -> list[Markup]:
 
 
 def _metric_columns(groups: Sequence[Group]) -> list[str]:
-    """The metrics that the table of runs shows: those that some run has, on the validation split first."""
+    """The metrics that the table of runs shows: those that some run has, the validation split first."""
     runs = [run for _, run in members(groups)]
     names = [f"val_{metric.key}" for metric in METRICS.values() if not metric.is_detail]
     names += [f"train_{metric.key}" for metric in METRICS.values() if metric.is_headline]
@@ -197,7 +197,7 @@ def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, LoadedRun]]]]:
-    """The finished runs, those of the same commit, machine and versions together."""
+    """The finished runs, grouped by commit, machine and versions."""
     found: dict[tuple[tuple[str, str], ...], list[tuple[Group, LoadedRun]]] = {}
     for group, run in members(groups):
         if run.summary:
@@ -206,7 +206,7 @@ def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[G
 
 
 def _origin(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What a run was made with; and where it went on with something else, what it was made with before."""
+    """What a run was made with and, if it went on with something else, what it was made with before."""
 
     def made_with(part: Mapping[str, Any]) -> dict[str, str]:
         hardware = [f"{key_in_words(key)}: {value or 'none'}" for key, value in (part.get("hardware") or {}).items()]

@@ -42,7 +42,7 @@ class LabelledMeasurement:
 def draw_stream(measurements: Sequence[LabelledMeasurement], out: Path) -> None:
     """Write ``stream.png``, ``stream.svg`` and ``stream.csv``: one color per run, one line style per update.
 
-    After as many updates as there are line styles these come again, fainter.
+    With more updates than line styles, the styles repeat, fainter.
     """
     out.mkdir(parents=True, exist_ok=True)
     write_csv(_rows(measurements), out / "stream.csv")
@@ -51,7 +51,7 @@ def draw_stream(measurements: Sequence[LabelledMeasurement], out: Path) -> None:
 
 
 def stream_figure(groups: Sequence[Group]) -> ReportFigure | None:
-    """The first and the last measurement in training, of each model's first run; None where no run has any."""
+    """The first and the last measurement in training, of each model's first run that has any; None if no run has."""
     measurements = []
     for group in groups:
         run = next((run for run in group.counted if run.stream_at_updates), None)

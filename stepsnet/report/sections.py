@@ -18,7 +18,7 @@ _LONG = 30  # rows; a longer table is folded
 
 
 def class_table(groups: Sequence[Group]) -> dict[str, Any] | None:
-    """Each metric of each class, mean over seeds, side by side for all models; None where no run has any."""
+    """Each metric of each class, mean over seeds, side by side for all models; None if no run has any."""
     columns: list[tuple[str, dict[str, str]]] = []  # heading, and the cell of each class
     keys = dict.fromkeys(key for _, run in members(groups) for key in _by_class(run))
     for key in keys:
@@ -54,11 +54,11 @@ def _cells(key: str, of_runs: Sequence[Mapping[str, float | None]]) -> dict[str,
 
 
 def examples(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The sections that runs have recorded, by heading; of each model those of its first seed."""
+    """The sections that runs have recorded, by heading; for each model, those of its first seed."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for group in groups:
         for run, section in _first_recorded(group):
-            if isinstance(section, Confusion):  # a figure
+            if isinstance(section, Confusion):  # drawn as a figure
                 continue
             entry = {"kind": section.kind, "heading": section.heading, "about": section.about, "models": []}
             found.setdefault((section.kind, section.heading), entry)["models"].append((group, run, section))
@@ -73,12 +73,12 @@ def _first_recorded(group: Group) -> list[tuple[LoadedRun, Section]]:
 
 
 def picture_source(picture: Picture) -> str:
-    """The picture as the address of an ``img``, so that the page loads nothing."""
+    """The picture as a data URL for an ``img``, so that the page loads nothing."""
     return f"data:{picture.mime};base64,{base64.b64encode(picture.content).decode()}"
 
 
 def data_notes(groups: Sequence[Group]) -> list[str]:
-    """What was left out of the data or cut, in sentences; with the run's name where not all runs say the same."""
+    """What was left out of the data or cut, in sentences; with the run's name if not all runs say the same."""
     runs = [(group, run) for group, run in members(groups) if run.summary]
     said: dict[str, list[str]] = {}
     for group, run in runs:

@@ -44,10 +44,10 @@ class _Panel:
 
 
 def shortcut_ratio_figure(groups: Sequence[Group]) -> ReportFigure | None:
-    """γ by depth at up to six epochs, measured on the example batch; None when it was not measured.
+    """γ by depth at up to six epochs, measured on the example batch; None if it was not measured.
 
-    Each group has a panel for γ of the whole stream and, where its blocks read less than the whole, one for γ of the
-    part that is read.
+    Each group has a panel for γ of the whole stream and, if its blocks read less than the whole, one for γ of the part
+    that is read.
     """
     panels = [panel for group in groups for panel in _panels_of(group)]
     if not panels:
@@ -90,7 +90,7 @@ def _panels_of(group: Group) -> list[_Panel]:
 
 
 def _choose(epochs: list[int]) -> list[int]:
-    """At most six: the first one, before training, the one after it, the last, and others evenly between."""
+    """At most six: the first one, before training, the one after it, the last, and others evenly in between."""
     if len(epochs) <= _MAX_EPOCHS:
         return epochs
     between = _MAX_EPOCHS - 2

@@ -26,16 +26,16 @@ _OF_STEPS, _OF_BASELINE, *_REST = OKABE_ITO
 _MARKERS = "osD^vP"  # of the families
 _HALVES = (1.5, 2.5, 3.5)
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}")
-_SHARE_OF_A_DIGIT = 0.023  # of a panel's width, in its labels
+_SHARE_OF_A_DIGIT = 0.023  # of a panel's width, that a digit of a label takes
 Value = Callable[[dict[str, Any]], float]
 
 
 def draw_speed(result: dict[str, Any], out: Path) -> None:
-    """Write ``speed.csv``, and as PNG and SVG ``speed-accuracy`` and ``speed-depth``.
+    """Write ``speed.csv``, and ``speed-accuracy`` and ``speed-depth`` as PNG and SVG.
 
     Args:
-        result: what ``stepsnet bench`` measured; without two accuracies, or two depths of one curve, there is
-            nothing to draw in the one or in the other.
+        result: what ``stepsnet bench`` measured. ``speed-accuracy`` is drawn only if there are two accuracies,
+            ``speed-depth`` only if a curve has two depths.
     """
     rows = result["rows"]
     write_csv(_table(rows), out / "speed.csv")
@@ -141,12 +141,12 @@ def _lines(
 
 
 def _family(name: str) -> str:
-    """What a curve shares with that of its baseline, by the names that the paper and its commands give both."""
+    """The name that a curve shares with its baseline's, as the paper and the commands call both."""
     return "" if name in (STEPS, BASELINE) else re.sub("^steps[-_]", "", name, flags=re.IGNORECASE)
 
 
 def _subdivisions(low: float, high: float) -> tuple[float, ...]:
-    """Where a logarithmic axis has labels within a decade: the more, the fewer decades it shows."""
+    """Where a logarithmic axis has labels within a decade: the fewer decades it shows, the more labels."""
     decades = math.log10(high / low)
     if decades > 1:
         return (1,) if decades > 2 else (1, 2, 5)
@@ -154,7 +154,7 @@ def _subdivisions(low: float, high: float) -> tuple[float, ...]:
 
 
 def _labels_apart(values: Sequence[float]) -> list[str]:
-    """The labels of a logarithmic axis, empty where there is no room behind the last one."""
+    """The labels of a logarithmic axis, empty where there is no room after the previous one."""
     labels, last, width = [], -math.inf, math.log(max(values) / min(values)) or 1.0
     for value in values:
         text = f"{value:,}"

@@ -18,7 +18,7 @@ __all__ = ["widths_figure"]
 
 
 def widths_figure(groups: Sequence[Group]) -> ReportFigure | None:
-    """The width of every block, one row per group, colored by the place of the width; None when no widths are known."""
+    """The width of every block, one row per group, colored by step; None if no widths are known."""
     shown = [group for group in groups if group.widths]
     if not shown:
         return None

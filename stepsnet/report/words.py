@@ -63,12 +63,12 @@ def count(value: float | None) -> str:
 
 
 def key_in_words(key: str) -> str:
-    """A key of the hardware's facts, with its unit."""
+    """A key of the facts about hardware, with its unit."""
     return key.replace("_gib", " in GiB")
 
 
 def updates_in_words(part: Mapping[str, Any]) -> str:
-    """Which updates a part of a run has made; one of an earlier version's summary says only until when."""
+    """Which updates a part of a run made; in an earlier version's summary a part says only where it ends."""
     begun, until = part.get("from_update", 0), part["until_update"]
     if not begun:
         return f"until update {until}"
@@ -84,7 +84,7 @@ def duration(seconds: float | None) -> str:
 
 
 def values_in_words(values: Sequence[tuple[Group, int, float]], show: Callable[[float], str]) -> str:
-    """(group, epoch, value) each, in words: "1 for A and 2 for B after epoch 3"."""
+    """Put triples (group, epoch, value) in words: "1 for A and 2 for B after epoch 3"."""
     times = ["after epoch " + str(epoch) if epoch else "before training" for _, epoch, _ in values]
     one_time = len(set(times)) == 1
     return join(
@@ -94,7 +94,7 @@ def values_in_words(values: Sequence[tuple[Group, int, float]], show: Callable[[
 
 
 def result_metric(groups: Sequence[Group], split: str = "val") -> Metric | None:
-    """The metric by which these models are compared: the first that all have on the split; none for several tasks."""
+    """The metric by which these models are compared: the first that all have on the split; None for several tasks."""
     if len({group.task for group in groups}) > 1:
         return None
     candidates = [metric for metric in METRICS.values() if metric.is_headline or metric.key == "loss"]
@@ -102,7 +102,7 @@ def result_metric(groups: Sequence[Group], split: str = "val") -> Metric | None:
 
 
 def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str, list[Tile]]:
-    """The results in one sentence a task and as tiles: one per group, and one per paired difference."""
+    """The results in one sentence per task and as tiles: one per group, and one per paired difference."""
     if len(tasks := dict.fromkeys(group.task for group in groups)) > 1:
         of_tasks = [summarize_results([group for group in groups if group.task == task], split) for task in tasks]
         return " ".join(words for words, _ in of_tasks), [tile for _, tiles in of_tasks for tile in tiles]
@@ -149,8 +149,9 @@ def _best(groups: Sequence[Group], key: str, worst: bool = False) -> Group:
 def pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     """Each StepsNet with its baseline of the same task, data and length of training.
 
-    This is the one of its recipe's name, where several have that name the one of its comparison's folder, and in a
-    sweep, whose recipes have names of their own, the one that has its suffix.
+    It is the only baseline, if there is also only one StepsNet; otherwise the baseline with the same recipe name; if
+    several have it, the one in the same comparison's folder; and in a sweep, where each recipe has a name of its own,
+    the one with the same suffix.
     """
     of_label = [[group for group in groups if group.label == label] for label in (STEPS, BASELINE)]
     keys: list[Callable[[Group], Any]] = [

@@ -1,4 +1,4 @@
-"""Settings that are seldom meant, told before they cost a training."""
+"""Checks of settings, and warnings about unlikely ones, before they cost a training run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..recipes import RECIPES
 
 __all__ = ["check_settings", "on_settings"]
 
-_FACTOR = 4  # of the batch size, from which on a learning rate is far from the one that suits
+_FACTOR = 4  # by which batch sizes must differ for a learning rate to be far from the one that suits
 
 
 def check_settings(recipe: Recipe) -> None:
-    """Find what no training can begin with, before a model is built.
+    """Refuse settings that no training can begin with, before a model is built.
 
     Raises:
-        UserError: settings that contradict each other, that the optimizer does not take, or with which a batch exceeds
-            the machine's memory.
+        UserError: settings contradict each other, the optimizer does not accept them, or a batch exceeds the machine's
+            memory.
     """
     from ..engine.optim import check_optimizer, check_rates
 
@@ -28,14 +28,14 @@ def check_settings(recipe: Recipe) -> None:
 
 
 def on_settings(recipe: Recipe) -> list[str]:
-    """Warnings about settings that are probably unintended.
+    """Return warnings about settings that are probably unintended.
 
-    They are about a schedule without effect or one that was changed in mid-run, a learning rate tuned for another batch
-    size, and a detector or segmenter without a pretrained backbone. The last two compare with the shipped recipe of the
-    same name.
+    They concern a schedule without effect or one that was changed in mid-run, a learning rate tuned for another batch
+    size, and a detector or segmenter without a pretrained backbone. The last two are found by comparing with the
+    shipped recipe of the same name.
     """
     lines = []
-    if recipe.earlier_epochs:  # of a run's config that is trained again
+    if recipe.earlier_epochs:  # the recipe is the config of an earlier run
         parts = ", ".join(f"{epochs} until update {until}" for until, epochs in sorted(recipe.earlier_epochs))
         lines.append(f"earlier_epochs: the schedule is for {recipe.epochs} epochs, but for {parts}, as that run's was")
     if recipe.sched == "multistep" and not any(milestone < recipe.epochs for milestone in recipe.milestones):
@@ -62,7 +62,7 @@ def on_settings(recipe: Recipe) -> list[str]:
 
 
 def _check_batch(recipe: Recipe) -> None:
-    """Raises UserError where one image, the inputs of one forward pass or a language model's outputs exceed memory."""
+    """Raises UserError if one image, the inputs of one forward pass or a language model's outputs exceed memory."""
     from ..machine import host_memory
 
     batch = -(-recipe.batch_size // recipe.accumulation_steps)

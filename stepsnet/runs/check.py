@@ -1,4 +1,4 @@
-"""What is found, and told, before the first of several runs starts."""
+"""Checks of several recipes, and what the user is told, before the first run starts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .prepare import build_and_start, open_and_resolve
 
 __all__ = ["CheckedRecipe", "DataOnce", "check_grid", "tell"]
 
-_NAMES = 3  # before a line, at most
+_NAMES = 3  # of recipes, at most, in front of a line
 
 
 @dataclass(frozen=True)
 class CheckedRecipe:
     """A recipe that can be trained, as far as that is known without training it."""
 
-    recipe: Recipe  # with what its data decide
+    recipe: Recipe  # completed with what its data decide
     model: nn.Module  # on the meta device
-    lines: list[str]  # to be told before the training
-    data_counts: dict[str, int] | None  # None of data that the runs alone open
-    macs: int | None = None  # of a forward pass, where they were asked for and the data are opened
-    has_checkpoints: bool = False  # its runs do, or have ended
+    lines: list[str]  # for the user, before the training
+    data_counts: dict[str, int] | None  # None if only the runs open the data
+    macs: int | None = None  # of a forward pass, if they were asked for and the data are open
+    has_checkpoints: bool = False  # each of its runs has some, or has ended
 
 
 def check_grid(
@@ -50,8 +50,8 @@ def check_grid(
     Args:
         data: what earlier calls have opened.
         with_macs: count each model's multiply-accumulates too.
-        has_checkpoints: of each recipe, whether all of its runs have some or have ended, so that the weights to start
-            from are not read; by default there are no runs yet.
+        has_checkpoints: for each recipe, whether all of its runs have checkpoints or have ended, so that the weights to
+            start from are not read; by default there are no runs yet.
 
     Raises:
         UserError: too few jobs, seeds that repeat, a model that cannot be built, or data or weights that do not exist
@@ -79,7 +79,7 @@ def check_grid(
 
 
 def tell(display: Display, names: Sequence[str], checked: Sequence[CheckedRecipe]) -> None:
-    """Show the lines of several recipes, each line once, with the names of those that it is of."""
+    """Show the lines of several recipes, each line once, with the names of the recipes it applies to."""
     of_line: dict[str, list[str]] = {}
     for name, one in zip(names, checked):
         for line in one.lines:
@@ -90,17 +90,17 @@ def tell(display: Display, names: Sequence[str], checked: Sequence[CheckedRecipe
 
 
 class DataOnce:
-    """The data of recipes, opened once where several have the same."""
+    """The data of recipes, opened once for all recipes that share them."""
 
     def __init__(self) -> None:
         self.opened: dict[str, Any] = {}
 
     def open(self, recipe: Recipe) -> Any:
-        """As :func:`stepsnet.tasks.open_data`."""
+        """Return the data as :func:`stepsnet.tasks.open_data` does."""
         of_training = {field.name for field in dataclasses.fields(TrainingSettings)} - {"seed"}
         other = OF_THE_MODEL | ABOUT_THE_RECIPE | of_training
         of_data = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in other}
-        of_data["masks"] = DETECTORS.get(recipe.model.name)  # which not every detector reads
+        of_data["masks"] = DETECTORS.get(recipe.model.name)  # not every detector reads them
         if (key := json.dumps(of_data)) not in self.opened:
             self.opened[key] = open_data(recipe)
         return self.opened[key]

@@ -30,12 +30,12 @@ def compare(
     """Train both models with every seed, ``jobs`` at once, and write ``comparison.json`` and ``report.html``.
 
     Each run is an ordinary ``stepsnet train`` in a folder of its own, with its share of the cores; a
-    comparison that was stopped is resumed run by run. Where a run fails the others are trained and reported; there is
-    no ``comparison.json`` then, since a mean over the seeds that went well would be of a choice.
+    comparison that was stopped is resumed run by run. If a run fails, the others are still trained and reported, but
+    no ``comparison.json`` is written, since a mean over just the seeds that succeeded would be biased.
 
     Raises:
         UserError: the recipe has no baseline, the folder is not empty, or a run failed.
-        Interrupted: a signal.
+        Interrupted: a signal arrived.
     """
     is_new = not (resume and has_begun(folder))
     recipe = settle_recipe(folder, with_sources(recipe), resume, is_grid=True)
@@ -51,7 +51,7 @@ def compare(
     if not trained.failed:
         result = summarize(trained.summaries())
         if diverged := [run.name for run in trained.runs if diverged_at(run) is not None]:
-            result["diverged"] = diverged  # earlier, and in no mean
+            result["diverged"] = diverged  # in an earlier call; in no mean
         if unlike := trained.seeds_of_unlike_schedules():
             result["unlike_schedules"] = unlike
             text = f"seeds {', '.join(map(str, unlike))}: the epochs were changed when one of the two had got further"
@@ -62,12 +62,12 @@ def compare(
 
 
 def entries_of(recipe: Recipe) -> list[Entry]:
-    """The recipe and its baseline. Raises UserError where it has none."""
+    """The recipe and its baseline. Raises UserError if it has none."""
     return [Entry("StepsNet", STEPS, recipe), Entry("baseline", BASELINE, recipe.of_baseline())]
 
 
 def check_entries(entries: Sequence[Entry], folder: Path, seeds: Sequence[int], jobs: int) -> list[CheckedRecipe]:
-    """As :func:`.check.check_grid`, of runs of which some may be there."""
+    """Check as :func:`.check.check_grid` does, where some of the runs may already exist."""
     there = [have_checkpoints(folder, entry.name, seeds) for entry in entries]
     return check_grid([entry.recipe for entry in entries], seeds, jobs, has_checkpoints=there)
 

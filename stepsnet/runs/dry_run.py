@@ -1,4 +1,4 @@
-"""What a run would do, found out without training: everything is built and the first batch loaded, as a run does."""
+"""What a run would do, found without training: everything is built and the first batch loaded, as in a run."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class Forecast:
     label: str  # of the model, such as StepsNet or baseline
     updates_per_epoch: int
     complexity: Complexity
-    unit: str  # that the multiply-accumulates are of, such as image
+    unit: str  # what the multiply-accumulates are counted for, such as image
     effective_batch: str
     first_batch: str  # shapes and dtypes of one rank's first forward pass
     memory: Memory  # on one device
-    activations_unknown: str  # why they are not in ``memory``; empty where they are
+    activations_unknown: str  # why they are not in ``memory``; empty if they are
     notices: Sequence[str]
 
 
 def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None, has_checkpoints: bool = False) -> Forecast:
     """Build model, data, optimizer and schedule, and load the first batch. Under torchrun every rank calls it.
 
-    Only the cache of what is computed once per data set is written.
+    Nothing is written but the cache of what is computed once per data set.
 
     Args:
-        resumed: the folder of a run that would go on, where one has begun there.
-        has_checkpoints: of runs elsewhere, as :func:`prepare_run`.
+        resumed: the folder whose run would be resumed, if one has begun there.
+        has_checkpoints: whether runs elsewhere have checkpoints, as in :func:`prepare_run`.
 
     Raises:
-        UserError: as a run does before its first update.
+        UserError: for whatever a run refuses before its first update.
     """
     with init_distributed(recipe.device) as context:
         goes_on = resumed is not None and can_go_on(resumed)
@@ -96,7 +96,7 @@ def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None, has_c
 def _memory(
     model: nn.Module, task: Task, recipe: Recipe, batch: Any, context: DistributedContext
 ) -> tuple[Memory, str]:
-    """The memory of training on one device, and why the activations are not in it, where they are not."""
+    """Return the memory of training on one device, and why the activations are missing from it, if they are."""
 
     def recompute(model: nn.Module) -> None:
         recompute_blocks(blocks_to_recompute(model, recipe.grad_checkpointing))
@@ -104,7 +104,7 @@ def _memory(
     activations, unknown = 0, ""
     try:
         activations = peak_bytes(model.train(), batch, lambda *given: task.loss(*given)[0], recompute, recipe.amp_dtype)
-    except Exception as error:  # of torch, where the loss asks for values: a detector's depends on what it finds
+    except Exception as error:  # from torch, if the loss needs values: a detector's depends on what it finds
         unknown = f"not predicted, since they depend on more than shapes ({type(error).__name__})"
     sharded = context.world_size > 1 and recipe.parallel == "fsdp"
     memory = states_memory(
@@ -118,7 +118,7 @@ def _memory(
 
 
 def _optimizer_states(recipe: Recipe) -> float:
-    """Numbers that the optimizer keeps for each parameter, of an update of one matrix."""
+    """Return how many numbers the optimizer keeps per parameter, measured by updating one matrix."""
     matrix = nn.Linear(64, 64, bias=False)
     optimizer = build_optimizer(matrix, dataclasses.replace(recipe, layer_decay=None))
     matrix(torch.ones(1, 64)).sum().backward()
@@ -128,7 +128,7 @@ def _optimizer_states(recipe: Recipe) -> float:
 
 
 def _described(value: Any) -> str:
-    """``float32 32×1×8×8, int64 32``; of a long list the first ones."""
+    """Describe a batch, such as ``float32 32×1×8×8, int64 32``; a list by its length and first item."""
     if isinstance(value, Tensor):
         shape = "×".join(map(str, value.shape)) or "scalar"
         return f"{str(value.dtype).removeprefix('torch.')} {shape}"
@@ -143,7 +143,7 @@ def _described(value: Any) -> str:
 
 
 def render_forecasts(forecasts: Sequence[Forecast], about: str) -> str:
-    """Each recipe as YAML, and behind it as comments what is known of its runs.
+    """Return each recipe as YAML, followed by comments that say what is known of its runs.
 
     Args:
         about: where the runs would be, and how many.

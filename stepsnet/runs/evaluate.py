@@ -27,16 +27,16 @@ from ..terminal import say
 
 __all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
 
-# how mistakes in the data are met, which other data than the run's may ask for
+# how mistakes in the data are handled: data other than the run's may need other values
 _ON_MISTAKES = ("max_invalid", "max_undecodable", "without_objects")
 
 
 def evaluate_run(folder: Path, data: str | None = None, overrides: Sequence[str] = ()) -> dict[str, float]:
-    """Metrics of a run's weights on its validation split, or on that of other data.
+    """Return the metrics of a run's weights on its validation split, or on that of other data.
 
     Args:
-        overrides: changes to the recipe's fields that begin with ``eval_``, such as ``eval_flip=true``, or say what is
-            done with mistakes in the data: ``max_invalid``, ``max_undecodable`` and ``without_objects``.
+        overrides: changes to fields of the recipe that begin with ``eval_``, such as ``eval_flip=true``, or that say
+            how mistakes in the data are handled: ``max_invalid``, ``max_undecodable`` and ``without_objects``.
 
     Raises:
         UserError: there is no run, its weights cannot be read, or the data do not fit.
@@ -54,9 +54,9 @@ def evaluate_run(folder: Path, data: str | None = None, overrides: Sequence[str]
 def scored_run(
     folder: Path, recipe: Recipe, data: str | None
 ) -> tuple[nn.Module, Callable[[nn.Module], dict[str, float]]]:
-    """A run's trained model, and what scores it, whole or changed, as it was scored in training.
+    """Return a run's trained model, and a function that scores it, whole or changed, as it was scored in training.
 
-    Raises UserError, as ``evaluate_run``.
+    Raises UserError as :func:`evaluate_run` does.
     """
     for line in divided_for(recipe, data)[1]:
         say(f"stepsnet: {line}", error=True)
@@ -72,11 +72,11 @@ def scored_run(
 
 
 def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, Any] | None = None) -> dict[str, float]:
-    """Metrics of a checkpoint file of any timm or StepsNet model on a data set's validation split.
+    """Return the metrics of a checkpoint file of any timm or StepsNet model on a data set's validation split.
 
     Args:
         path: safetensors or torch file with a state dict, as timm reads them.
-        args: of the model; without ``num_classes`` it has as many as the data.
+        args: arguments of the model; without ``num_classes`` it has as many classes as the data.
 
     Raises:
         UserError: the file cannot be read or is of another model, or the classes differ.
@@ -90,7 +90,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
 
 
 def _scores(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
-    """The task's metrics; what was left out is said on stderr, since a number must not hide it."""
+    """Return the task's metrics; what was left out is reported on stderr, since a number must not hide it."""
     scores = task.evaluate(optimize(model, compile=False), BatchShard(), device)
     for notice in task.notices():
         say(f"stepsnet: {notice}", error=True)

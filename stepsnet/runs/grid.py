@@ -49,30 +49,30 @@ __all__ = [
     "train_grid",
 ]
 
-# what a grid's folder holds of its runs together
+# the files in a grid's folder that are about all of its runs
 COMPARISON_FILE, SWEEP_FILE = "comparison.json", "sweep.json"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe among others that are trained with the same seeds."""
+    """One of several recipes that are trained with the same seeds."""
 
-    name: str  # of its runs
-    label: str  # of what it is, in reports
+    name: str  # in the names of its runs
+    label: str  # what it is called in reports
     recipe: Recipe
-    data_counts: Mapping[str, int] | None = None  # of its data (runs/check.py); None where they are not known
+    data_counts: Mapping[str, int] | None = None  # see runs/check.py; None if they are not known
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The folders of all runs of a grid, earlier ones among them, and which failed of those that were left to train."""
+    """The folders of all runs of a grid, including earlier ones, and the failures among those trained now."""
 
     runs: list[Path]
     failed: list[Failure]
     trained: int
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Of the runs that have ended, at the length that their recipe has now."""
+        """The summaries of the runs that have ended at the length that their recipe has now."""
         found = []
         for run in self.runs:
             summary = read_summary(run)
@@ -81,14 +81,14 @@ class Trained:
         return found
 
     def seeds_of_unlike_schedules(self) -> list[int]:
-        """Those whose runs had their epochs changed at different updates, as where one had ended before the other."""
+        """The seeds whose runs had their epochs changed at different updates, as when one ended before the other."""
         changed: dict[int, set[tuple[tuple[int, int], ...]]] = {}
         for run in filter(has_begun, self.runs):
             changed.setdefault(_parts_of(run.name)[1], set()).add(read_run_recipe(run).earlier_epochs)
         return sorted(seed for seed, schedules in changed.items() if len(schedules) > 1)
 
     def write_report(self, page: Path, title: str, display: Display) -> None:
-        """Write the page of all runs that have begun; a file of the user's that is in its place stays there.
+        """Write the page of all runs that have begun; a user's own file in its place is kept.
 
         Raises:
             UserError: runs have failed.
@@ -110,17 +110,18 @@ def train_grid(
 ) -> Trained:
     """Train each entry with each seed in a folder of its own, ``jobs`` at once.
 
-    What has ended under this very recipe is left as it is. A run that fails, such as one that diverges, keeps no other
-    from its start. Results of runs that now get other epochs are put aside in ``epochs-N/``.
+    Runs that have ended under the same recipe are left as they are. A run that fails, such as one that diverges, does
+    not keep others from starting. Results of runs that now get other epochs are put aside in ``epochs-N/``.
 
     Args:
-        seeds: of every entry; None: each has that of its recipe.
+        seeds: for every entry; None: each has that of its recipe.
         resume: as :data:`stepsnet.resuming.Resume`, for each run.
-        recipe: of a comparison, to be written as its ``config.yaml``.
+        recipe: that of a comparison, to be written as its ``config.yaml``; None for a sweep.
 
     Raises:
         UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe or
-            of other data. Interrupted: a signal.
+            of other data.
+        Interrupted: a signal arrived.
     """
     plan_grid(entries, folder, seeds, jobs, resume, recipe)  # so that a plan that is refused leaves no folder
     with lock_folder(folder):
@@ -131,7 +132,7 @@ def train_grid(
             open_run_folder(folder, recipe, resume, is_grid=True)
         lengths = {(read_summary(Path(job.folder)) or {}).get("epochs", 0) for job in waiting}
         if earlier := lengths - {0, *(entry.recipe.epochs for entry in entries)}:
-            # those set aside already stay: since a run has failed, what is there now is of several lengths
+            # what was put aside before stays: if a run failed since, the files here cover runs of several lengths
             names = ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE]
             put_aside(folder, max(earlier), names, replaces=False)
         order = [_entry_part(entry.name) for entry in entries]
@@ -153,20 +154,20 @@ def plan_grid(
     resume: Resume = False,
     recipe: Recipe | None = None,
 ) -> tuple[list[Job], list[Path], dict[str, str]]:
-    """The jobs that are left, the folders of all runs, and the files of their recipes; nothing is written.
+    """Return the jobs that are left, the folders of all runs, and the files of their recipes; nothing is written.
 
     Raises:
-        UserError: the mistakes that :func:`train_grid` finds before it starts a run.
+        UserError: for the mistakes that :func:`train_grid` finds before it starts a run.
     """
     _check_folder(folder, resume, recipe, {entry.name for entry in entries} if recipe else None)
     return _plan(entries, folder, seeds, jobs, resume)
 
 
 def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set[str] | None) -> None:
-    """Raises UserError where the folder is not that of a comparison with ``recipe``, or else of a sweep.
+    """Raises UserError if the folder is not that of a comparison with ``recipe``, or, if this is None, of a sweep.
 
     Args:
-        only: the entries that may be in it.
+        only: names of the entries that may be in it; None: any.
     """
     names = names_in(folder)
     runs = [file.stem for file in (folder / RECIPES_FOLDER).glob("*.yaml")]
@@ -188,7 +189,7 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
 def _plan(
     entries: Sequence[Entry], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
 ) -> tuple[list[Job], list[Path], dict[str, str]]:
-    """As :func:`plan_grid`, in a folder that has been checked."""
+    """Plan as :func:`plan_grid` does, in a folder that has been checked."""
     own = [(entry, entry.recipe.seed) for entry in entries]
     pairs = own if seeds is None else [(entry, seed) for seed in seeds for entry in entries]
     share = share_of_cores(min(jobs, len(pairs)))
@@ -201,7 +202,7 @@ def _plan(
             raise UserError(f"name: got {entry.name} twice, expected names that differ: both go into {run}")
         runs.append(run)
         config = folder / RECIPES_FOLDER / f"{run.name}.yaml"
-        # kept from the first start on, whatever is left to run then: results depend on it in their rounding
+        # kept from the first start on, however few runs are left: the rounding of results depends on it
         threads = entry.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
         recipe = dataclasses.replace(entry.recipe, baseline=None, seed=seed, threads=threads)
         how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
@@ -211,7 +212,7 @@ def _plan(
             name = f"{entry.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else entry.name
             waiting.append(Job(name, entry.label, str(config), str(run), how, threads, lines_shown=True))
     by_part = {_entry_part(entry.name): entry for entry in entries}
-    for run in _there(folder):  # other seeds among them, which the results would put beside these
+    for run in _there(folder):  # including other seeds, which the results would put beside these
         part, seed = _parts_of(run.name)
         if (of := by_part.get(part)) and run not in runs and has_begun(run):
             own_length = read_recipe(run / CONFIG).epochs
@@ -227,7 +228,7 @@ def run_name(entry: str, seed: int) -> str:
 
 
 def have_checkpoints(folder: Path, entry: str, seeds: Sequence[int]) -> bool:
-    """Whether every run of an entry has some or has ended, and needs the weights that it starts from no more."""
+    """Whether every run of an entry has checkpoints or has ended, and no longer needs the weights to start from."""
     return all(is_past_its_start(folder / run_name(entry, seed)) for seed in seeds)
 
 
@@ -236,18 +237,18 @@ def _entry_part(entry: str) -> str:
 
 
 def _parts_of(run: str) -> tuple[str, int]:
-    """The entry's part of the name of a run's folder, and its seed."""
+    """Split the name of a run's folder into its entry's part and its seed."""
     entry, _, seed = run.rpartition("-seed")
     return entry, int(seed) if seed.isdecimal() else 0
 
 
 def _there(folder: Path) -> list[Path]:
-    """The folders of all runs that a grid's folder was ever to have."""
+    """The folders of all runs that were ever planned in a grid's folder."""
     return [folder / file.stem for file in sorted((folder / RECIPES_FOLDER).glob("*.yaml"))]
 
 
 def _write_recipes(folder: Path, texts: dict[str, str]) -> None:
-    """All at once where there are none: ``stepsnet resume`` takes those that are there for the whole grid."""
+    """Write the recipes, all at once if there are none: ``stepsnet resume`` takes what it finds for the whole grid."""
     there = folder / RECIPES_FOLDER
     beside = there if there.exists() else folder / f".{RECIPES_FOLDER}.{secrets.token_hex(8)}.tmp"
     for name, text in texts.items():

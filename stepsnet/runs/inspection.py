@@ -27,9 +27,9 @@ def inspect_run(
     device: torch.device,
     note: Callable[[str], None],
 ) -> None:
-    """Write ``inspection.json`` of a run that has ended, on one rank; random states stay what they are.
+    """Write ``inspection.json`` of a run that has ended, on one rank; random states are preserved.
 
-    Whatever goes wrong is said in a line: the run has its weights and its summary already.
+    Whatever goes wrong is only reported in a line: the run already has its weights and its summary.
     """
     try:
         with keep_random_states(device), torch.no_grad():
@@ -38,6 +38,6 @@ def inspect_run(
             with autocast(recipe.amp_dtype, device):
                 sections = task.inspect(model.to(device).eval(), device)
         write_inspection(folder, sections)
-    except Exception as error:  # of a task, of a library, of memory that is exhausted, or of the disk
+    except Exception as error:  # from a task, a library, exhausted memory or the disk
         reason = " ".join(str(error).split())[:200]
         note(f"the report goes without examples of what the model does: {type(error).__name__}: {reason}")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Job", "error_of", "run_all", "share_of_cores", "use_one_gpu"]
 
 _SAID = "stepsnet: "
-_LAST_CHECKPOINT = 60.0  # seconds that a child may take to end, of a parent that was killed or has met an error
+_LAST_CHECKPOINT = 60.0  # seconds that a child may take to end after its parent was killed or met an error
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Job:
     folder: str
     resume: Literal["auto", "extend"] = "auto"
     threads: int | None = None  # None: an equal share of the cores
-    lines_shown: bool = False  # what is to be said before the training has been said by who starts several runs
-    slot: int = 0  # among those that run at once; where there are several GPUs it decides which
+    lines_shown: bool = False  # the lines before the training were shown by whoever starts several runs
+    slot: int = 0  # its number among the jobs that run at once; chooses one of several GPUs
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ Ended = Callable[[Job, int, str], None]
 
 
 def share_of_cores(processes: int) -> int:
-    """Threads of each of so many processes: as many as OMP_NUM_THREADS says, but no more than an equal share."""
+    """Return the threads for each of these processes: as OMP_NUM_THREADS says, but no more than an equal share."""
     share, asked = max(1, cores() // processes), os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(asked)) if asked.isdecimal() and int(asked) else share
 
@@ -70,20 +70,20 @@ def share_of_cores(processes: int) -> int:
 def run_all(
     waiting: list[Job], jobs: int, display: Display, ended: Ended = lambda job, status, said: None
 ) -> list[Failure]:
-    """Run all jobs, ``jobs`` at once; returns those that have failed, which keep no other from its start.
+    """Run all jobs, ``jobs`` at a time; returns those that failed, which do not keep others from starting.
 
     Args:
-        waiting: may be changed by ``ended``, which is called with each job, its exit status and its last line of
-            output.
+        waiting: may be changed by ``ended``, which is called with each job that has ended, its exit status and its last
+            line of output.
 
     Raises:
-        Interrupted: a signal. What ``ended`` raises ends all jobs, as a signal does.
+        Interrupted: a signal arrived. An exception in ``ended`` ends all jobs, as a signal does.
     """
     return _Launcher(waiting, jobs, display, ended).run() if waiting else []
 
 
 def error_of(failed: Sequence[Failure], runs: int) -> UserError | Fault:
-    """What is raised for those of so many runs that have failed; a fault of the program stays one."""
+    """Return the error to raise for those of ``runs`` runs that failed; a fault of the program stays a fault."""
     one = next((failure for failure in failed if failure.status == Fault.status), failed[0])
     said = one.said.removeprefix("stepsnet: ") or "no output"
     which = f"run {one.name} failed" if runs == 1 else f"{len(failed)} of {runs} runs failed, such as {one.name}"
@@ -96,9 +96,9 @@ class _Launcher:
     def __init__(self, waiting: list[Job], jobs: int, display: Display, ended: Ended):
         self.waiting, self.at_once, self.display, self.ended = waiting, jobs, display, ended
         self.share = share_of_cores(jobs)
-        # each run that compiles would start a process for each core of the machine
+        # otherwise each run that compiles would start a process for each core of the machine
         self.environment = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores() // jobs)), **os.environ}
-        self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None where it has ended
+        self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None once it has ended
         self.running: dict[str, subprocess.Popen] = {}
         self.jobs: dict[str, Job] = {}
         self.last_line: dict[str, str] = {}
@@ -116,11 +116,11 @@ class _Launcher:
                     self.handle_next_line(bool(caught))
                     if caught:
                         self.stop_children()
-            except KeyboardInterrupt:  # Ctrl-C once more: no checkpoint is waited for
+            except KeyboardInterrupt:  # Ctrl-C again: do not wait for checkpoints
                 for process in self.running.values():
                     process.kill()
                 raise
-            finally:  # also where ``ended`` or ``display`` has raised
+            finally:  # also if ``ended`` or ``display`` has raised
                 self.end_children()
             if caught:
                 raise Interrupted(caught[0])
@@ -139,7 +139,7 @@ class _Launcher:
             env={**self.environment, "OMP_NUM_THREADS": str(job.threads or self.share)},
         )
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # of one that has already ended
+        with suppress(BrokenPipeError):  # the process has already ended
             process.stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
             process.stdin.flush()
         self.running[job.name], self.jobs[job.name] = process, job
@@ -180,16 +180,16 @@ class _Launcher:
         if isinstance(event, dict) and "kind" in event:
             self.display.show({**event, "run": name})
         elif line.strip() and not (self.last_line.get(name, "").startswith(_SAID) and not line.startswith(_SAID)):
-            self.last_line[name] = line.strip()  # what a library prints behind it does not hide what the run has said
+            self.last_line[name] = line.strip()  # what a library prints after it does not hide what the run said
 
     def stop_children(self) -> None:
-        """Have all children stop; each ends after its current update and a checkpoint."""
+        """Ask all children to stop; each ends after its current update and a checkpoint."""
         for process in set(self.running.values()) - self.signalled:
             process.terminate()
             self.signalled.add(process)
 
     def end_children(self) -> None:
-        """Stop those that still run, wait for their checkpoints, and kill what does not end."""
+        """Stop the children that still run, wait for their checkpoints, and kill those that do not end."""
         self.stop_children()
         until = time.monotonic() + _LAST_CHECKPOINT
         for process in self.running.values():
@@ -199,10 +199,10 @@ class _Launcher:
 
 
 def _command() -> list[str]:
-    """What starts a run in a process of its own.
+    """Return the command that starts a run in a process of its own.
 
-    The current folder is not on its path: a queue.py there would be taken for Python's. That of this package, which
-    need not be installed, is at the end of it.
+    The current folder is not on ``sys.path``: a queue.py there would be taken for Python's. The folder of this package,
+    which need not be installed, is at its end.
     """
     program = (
         "import runpy, sys; sys.path.append(sys.argv.pop()); "
@@ -238,7 +238,7 @@ def _run_job() -> Any:
 
 
 def use_one_gpu(slot: int) -> None:
-    """Leave this process one of several GPUs; slots that run at once have one each, while there are as many."""
+    """Restrict this process to one of several GPUs; slots that run at once get one each if there are enough."""
     import torch
 
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -248,14 +248,14 @@ def use_one_gpu(slot: int) -> None:
 
 
 def _stop_with_parent() -> None:
-    """Wait for the end of the standard input, past Python's own buffer, which would be locked at the exit."""
+    """Wait for the end of standard input, bypassing Python's own buffer, which would be locked at exit, and stop."""
     with suppress(OSError):
         os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    # a terminal sends Ctrl-C to this process too, and the parent, which may be busy for seconds, then says once more to
-    # stop: together they would be taken for two of the user's
+    # a terminal sends Ctrl-C to this process too, and the parent, which may be busy for seconds, then asks it again to
+    # stop: together they would be taken for two requests of the user's
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.exit(exit_status(_run_job))

@@ -1,4 +1,4 @@
-"""What a run is built from: its recipe with nothing left open, its model and its task, and what is told before it."""
+"""What a run is built from: its recipe with nothing left open, its model and task, and the lines to show first."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Prepared", "build_and_start", "check_folder", "open_and_resolve", "p
 
 @dataclass(frozen=True)
 class Prepared:
-    recipe: Recipe  # with what its data decide
+    recipe: Recipe  # completed with what its data decide
     model: nn.Module  # with the weights that it starts from
     task: Task
-    lines: list[str]  # to be told before the training
-    goes_on: bool  # with a run that has begun; a start that failed leaves nothing that counts
+    lines: list[str]  # for the user, before the training
+    goes_on: bool  # it continues a run; a start that failed does not count as one
 
 
 def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool = False) -> Prepared:
@@ -38,8 +38,8 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
     The model starts from the recipe's seed.
 
     Args:
-        goes_on: with a run that has begun, whose decisions the recipe has: nothing is decided or told again.
-        has_checkpoints: the run has some or has ended, so that the weights to start from are not read.
+        goes_on: continue a run that has begun. The recipe has what was decided then: nothing is decided or told again.
+        has_checkpoints: the run has checkpoints or has ended, so that the weights to start from are not read.
 
     Raises:
         UserError: the model, the data or the weights do not exist, or do not fit each other.
@@ -52,10 +52,10 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
 
 
 def check_folder(folder: Path, prepared: Prepared) -> list[str]:
-    """What to tell of a run that goes on in a folder with other epochs; nothing where it does not.
+    """Return what to tell the user if a run continues in a folder with another number of epochs, else nothing.
 
     Raises:
-        UserError: it has already been trained for longer, or with other data.
+        UserError: the run has already been trained for longer, or with other data.
     """
     recipe, task = prepared.recipe, prepared.task
     done, steps = updates_done(folder), task.steps_per_epoch
@@ -78,7 +78,7 @@ def check_folder(folder: Path, prepared: Prepared) -> list[str]:
 def open_and_resolve(
     recipe: Recipe, open_data: Callable[[Recipe], Any] = open_data, *, goes_on: bool = False
 ) -> tuple[Recipe, Any, list[str]]:
-    """The recipe with nothing left open, its opened data, and what is to be told of what they have decided."""
+    """Return the recipe with nothing left open, its opened data, and lines about what the data have decided."""
     recipe = with_sources(recipe)
     opened, lines = open_data(recipe), list[str]()
     if not goes_on:
@@ -90,14 +90,14 @@ def open_and_resolve(
 def build_and_start(
     recipe: Recipe, opened: Any, *, has_checkpoints: bool = False, on_meta: bool = False
 ) -> tuple[nn.Module, Task, list[str]]:
-    """Model and task, and what is to be told of the weights that the model starts from.
+    """Return model and task, and lines about the weights that the model starts from.
 
     Args:
-        has_checkpoints: as :func:`prepare_run`.
-        on_meta: build the model on the meta device, for a check: it is found out whether the weights fit.
+        has_checkpoints: as in :func:`prepare_run`.
+        on_meta: build the model on the meta device, only to check whether the weights fit.
     """
     with torch.device("meta") if on_meta else nullcontext():
         model, task = build_opened(recipe, opened)
-    if has_checkpoints:  # which the training loop verifies and restores
+    if has_checkpoints:  # the training loop verifies and restores them
         return model, task, []
     return model, task, [*start_grown(model, recipe), *task.load_pretrained(model)]

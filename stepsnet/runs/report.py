@@ -14,9 +14,9 @@ __all__ = ["report_or_tell", "where_to_look"]
 
 
 def report_or_tell(runs: Sequence[Path], page: Path, title: str, note: Callable[[str], None]) -> None:
-    """Write the page of runs, which are whole without it: where it cannot be written, ``note`` is told.
+    """Write the page of runs. If it cannot be written, only ``note`` is told: the runs are complete without it.
 
-    A file of the user's in its place stays there.
+    A user's own file in its place is kept.
     """
     try:
         write_report(runs, page, title)
@@ -28,6 +28,6 @@ def report_or_tell(runs: Sequence[Path], page: Path, title: str, note: Callable[
 
 
 def where_to_look(folder: Path) -> str:
-    """The page of a folder of runs, or the folder, where a full disk has kept the page from being written."""
+    """Name the page of a folder of runs, or the folder itself if the page could not be written, as on a full disk."""
     page = folder / "report.html"
     return f"report: {page}" if page.exists() else f"runs: {folder}"

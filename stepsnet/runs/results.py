@@ -33,10 +33,10 @@ __all__ = ["Comparison", "Run"]
 
 
 class Run:
-    """A run's folder, finished or not. What it holds is read when it is asked for."""
+    """The folder of a run, finished or not. Its contents are read on demand."""
 
     def __init__(self, folder: str | Path):
-        """Raises UserError where the folder is not a run's."""
+        """Raises UserError if the folder is not a run's."""
         self.folder = Path(folder)
         self.recipe = read_run_recipe(self.folder)
 
@@ -45,18 +45,18 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What ``summary.json`` holds: final metrics, counts, hardware, versions; None of a run that has not ended."""
+        """The content of ``summary.json``: final metrics, counts, hardware, versions; None for an unfinished run."""
         return read_summary(self.folder)
 
     @cached_property
     def model(self) -> nn.Module:
         """The model with the run's weights, or those of its latest checkpoint, on the recipe's device and in evaluation
-        mode. Raises UserError where there are none yet."""
+        mode. Raises UserError if there are none yet."""
         return trained_model(self.folder, self.recipe).to(pick_device_of_run(self.recipe.device))
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """A row for each epoch, with the columns of ``metrics.jsonl`` such as ``train_loss`` and ``val_top1``.
+        """One row per epoch, with the columns of ``metrics.jsonl`` such as ``train_loss`` and ``val_top1``.
 
         Raises:
             UserError: pandas is not installed.
@@ -71,7 +71,7 @@ class Run:
         return figure_names([self.folder])
 
     def figure(self, name: str = "loss") -> Figure:
-        """A figure of the run's report, which a notebook shows.
+        """Return a figure of the run's report, which a notebook shows.
 
         Raises:
             UserError: the report of this run has no such figure.
@@ -79,10 +79,11 @@ class Run:
         return draw_figure([self.folder], name)
 
     def evaluate(self, data: str | None = None, **changes: Any) -> dict[str, float]:
-        """Metrics on the validation split, or that of other ``data`` such as ``"folder:PATH@test"``.
+        """Return metrics on the validation split, or on that of other ``data`` such as ``"folder:PATH@test"``.
 
         Args:
-            **changes: to the recipe's fields that begin with ``eval_``.
+            **changes: to fields of the recipe that begin with ``eval_``, or to ``max_invalid``, ``max_undecodable`` and
+                ``without_objects``.
 
         Raises:
             UserError: the run has no weights, the data do not fit, or another key is changed.
@@ -102,16 +103,16 @@ class Run:
         temperature: float = 0.8,
         seed: int = 0,
     ) -> Any:
-        """What ``stepsnet predict --json`` prints: a record of one input, or a list of those of several.
+        """Return what ``stepsnet predict --json`` prints: a record for one input, or a list of records for several.
 
         Args:
-            inputs: an image or a sequence of images, each a path, one of Pillow's, an array (H, W) or (H, W, C), or a
+            inputs: an image or a sequence of images, each a path, a Pillow image, an array (H, W) or (H, W, C), or a
                 tensor (H, W) or (C, H, W) of bytes, or of floats from 0 to 1; several of one size may be one array
-                (N, H, W, C) or tensor (N, C, H, W). Of a language model, a prompt or a sequence of prompts.
-            top: classes per image, of a classifier.
-            min_score: objects with a lower score are not drawn, of a detector.
-            out: a folder for images that are drawn, of a detector or a segmenter; None: none are.
-            max_new_tokens, temperature, seed: of a language model, see ``stepsnet predict --help``.
+                (N, H, W, C) or tensor (N, C, H, W). For a language model, a prompt or a sequence of prompts.
+            top: for a classifier, the number of classes per image.
+            min_score: for a detector, the score below which objects are not drawn.
+            out: for a detector or a segmenter, a folder for the drawn images; None: nothing is drawn.
+            max_new_tokens, temperature, seed: for a language model, see ``stepsnet predict --help``.
 
         Raises:
             UserError: an input is not an image, a file is missing, or the run has no weights.
@@ -147,7 +148,7 @@ class Comparison:
     """
 
     def __init__(self, folder: str | Path):
-        """Raises UserError where the folder is not that of a comparison that has ended."""
+        """Raises UserError if the folder is not that of a comparison that has ended."""
         self.folder = Path(folder)
         if not (self.folder / COMPARISON_FILE).is_file():
             raise UserError(
@@ -158,7 +159,7 @@ class Comparison:
         if not isinstance(seeds := self.summary.get("seeds"), list):
             raise UserError(f"comparison: {file}: got seeds {str(seeds)[:40]!r}, expected a list of whole numbers")
         self.seeds: list[int] = seeds
-        # one of seeds that were added since may not have ended
+        # runs of seeds that were added since may not have ended
         ended = [run for run in map(load_run, find_runs([self.folder])) if run.summary]
         runs = {(run.summary["label"], run.seed): Run(run.folder) for run in ended}
         for name, seed in itertools.product((STEPS, BASELINE), self.seeds):
@@ -171,14 +172,14 @@ class Comparison:
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """The final metrics: a row for each network and seed. Raises UserError where pandas is not installed."""
+        """The final metrics, one row per network and seed. Raises UserError if pandas is not installed."""
         pandas = import_extra("pandas")
         tables = {name: self._by_seed(name) for name in (STEPS, BASELINE)}
         return pandas.concat(tables, names=["network"])
 
     @property
     def differences(self) -> pandas.DataFrame:
-        """The paired differences, StepsNet minus baseline: a row for each seed, a column for each metric.
+        """The paired differences, StepsNet minus baseline: one row per seed, one column per metric.
 
         Raises:
             UserError: pandas is not installed.
@@ -196,7 +197,7 @@ class Comparison:
         return figure_names(self._folders)
 
     def figure(self, name: str = "loss") -> Figure:
-        """A figure of the comparison's report, with both networks.
+        """Return a figure of the comparison's report, with both networks.
 
         Raises:
             UserError: the report has no such figure.

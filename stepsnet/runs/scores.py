@@ -23,18 +23,18 @@ BySeed = dict[Any, float]
 
 @dataclass(frozen=True)
 class Scores:
-    """What ``--json`` has of a comparison or a sweep."""
+    """What ``stepsnet eval --json`` prints for a comparison or a sweep."""
 
-    runs: list[dict[str, Any]]  # run, model, seed and metrics of each, and "stopped", where, of one that has not ended
-    models: list[dict[str, Any]]  # model, the seeds that have ended, and of each metric mean and standard deviation
-    differences: list[dict[str, Any]]  # the same of StepsNet minus baseline, paired over the seeds that both have
+    runs: list[dict[str, Any]]  # run, model, seed and metrics; for an unfinished one also where it "stopped"
+    models: list[dict[str, Any]]  # model, the seeds that have ended, mean and standard deviation of each metric
+    differences: list[dict[str, Any]]  # the same for StepsNet minus baseline, paired over the seeds that both have
     summary: str  # in a sentence
 
 
 def evaluate_runs(folders: Sequence[Path], data: str | None = None, overrides: Sequence[str] = ()) -> Scores:
     """Score each run, and compare the models as a report does, by the runs that have ended.
 
-    Raises UserError, as ``evaluate_run``, and for runs of several splits.
+    Raises UserError as :func:`.evaluate.evaluate_run` does, and for runs of several splits.
     """
     runs = [load_run(folder) for folder in folders]
     split, *others = dict.fromkeys(split_of(data or str(run.config["data"]))[1] for run in runs)
@@ -44,7 +44,7 @@ def evaluate_runs(folders: Sequence[Path], data: str | None = None, overrides: S
     for run in runs:
         of_folder[run.folder] = metrics = evaluate_run(run.folder, data, overrides)
         named = {f"{split}_{name}": value for name, value in metrics.items()}
-        # without a summary, a run counts as unfinished; of the training, nothing stands in for a score
+        # without a summary, a run counts as unfinished; no metric from its training stands in for a score
         summary = run.summary and {**run.summary, "metrics": named}
         scored.append(dataclasses.replace(run, summary=summary, epochs={}))
     groups = sorted(group_runs(scored), key=lambda group: group.label == BASELINE)  # as `compare` has them

@@ -33,21 +33,21 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Train every recipe with every seed, ``jobs`` at once, and write ``sweep.json`` and ``report.html``.
 
-    The report has the figure of Fig. 1 where the recipes are of several depths.
+    The report has the figure of Fig. 1 if the recipes have several depths.
 
     Each run is an ordinary ``stepsnet train`` in a folder of its own. A sweep that was stopped, or that grows by
-    recipes or seeds, trains only what is missing. Where a run fails, such as one that diverges, the others are trained
-    and reported.
+    recipes or seeds, trains only what is missing. If a run fails, for example by diverging, the others are still
+    trained and reported.
 
     Args:
-        seeds: of every recipe; None: each has its own.
+        seeds: for every recipe; None: each has its own.
 
     Returns:
         A row for each run: recipe, label (StepsNet or baseline), seed, blocks, layers, params, macs, metrics.
 
     Raises:
-        UserError: no recipe or seed, the folder is not empty and not resumed, a run in it is of
-            another recipe, or a run failed.
+        UserError: there is no recipe or no seed, the folder is not empty and not resumed, a run in it has another
+            recipe, or a run failed.
     """
     entries, checked = entries_of(recipes, folder, seeds, jobs)
     if not (folder.exists() and any(folder.iterdir())):
@@ -64,7 +64,7 @@ def sweep(
 def entries_of(
     recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int] | None, jobs: int
 ) -> tuple[list[Entry], list[CheckedRecipe]]:
-    """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
+    """Return a sweep's entries and checked recipes. Raises UserError for what :func:`sweep` refuses to train."""
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")
     recipes = [with_sources(recipe) for recipe in recipes]

@@ -47,25 +47,27 @@ __all__ = ["train_run"]
 def train_run(
     recipe: Recipe, folder: Path, display: Display, resume: Resume = False, label: str = "", lines_shown: bool = False
 ) -> dict[str, Any] | None:
-    """Train a recipe in a folder, to the end; returns what ``summary.json`` holds, on rank 0.
+    """Train a recipe in a folder to its end and return, on rank 0, the content of ``summary.json``.
 
-    The model starts from the recipe's seed. What the recipe leaves open comes from its data, or on resuming from the
+    The model starts from the recipe's seed. What the recipe leaves open comes from its data or, when resuming, from the
     run's own config. With ``resume``, a run that was stopped goes on, and one that has ended is left as it is. Under
-    torchrun every rank calls it.
+    torchrun every rank calls this function.
 
     Args:
         resume: False for a new run, True for one that goes on, "auto" for either; "extend" for one that goes on with
             the recipe's number of epochs, whatever it was before.
-        label: what the model is called in reports; by default what the run was started as, or else its name.
-        lines_shown: what is to be said before the training has been said, by who starts several runs.
+        label: what the model is called in reports; by default the label that the run was started with, or else the
+            model's name.
+        lines_shown: whether the lines before the training have been shown, by whoever starts several runs.
 
     Raises:
-        UserError: bad input, or a loss that is not finite. Interrupted: a signal, after a checkpoint.
+        UserError: bad input, or a loss that is not finite.
+        Interrupted: a signal arrived; a checkpoint was written first.
     """
     recipe = with_sources(recipe)
     with init_distributed(recipe.device) as context:
         context.check_same(dataclasses.asdict(recipe))
-        # at first without the folder's lock: what does not fit is said before data and model are read
+        # first without the folder's lock, so that a mismatch is reported before data and model are read
         checked, goes_on, has_checkpoints = context.on_main(
             lambda: (
                 settle_recipe(folder, recipe, resume),
@@ -89,11 +91,11 @@ def train_run(
 def _train(
     prepared: Prepared, folder: Path, context: DistributedContext, display: Display, resume: Resume, label: str
 ) -> dict[str, Any] | None:
-    label = label or (read_label(folder) if resume else "")  # a new one has nothing of a start that failed here
+    label = label or (read_label(folder) if resume else "")  # a new one keeps nothing of a start that failed here
     to_tell: list[str] = []
 
     def report(event: dict[str, Any]) -> None:
-        while to_tell:  # with the first event, when the training loop has found no mistake
+        while to_tell:  # with the first event, once the training loop has found no mistake
             note(to_tell.pop(0))
         display.show({"run": label or folder.name, **event})
 
@@ -107,12 +109,12 @@ def _train(
         recipe, ended, made_with = context.on_main(claim)
         page, title = folder / "report.html", f"{recipe.name}, seed {recipe.seed}"
         if ended:
-            if context.is_main and not page.exists():  # it was killed before that, maybe while it looked at its model
+            if context.is_main and not page.exists():  # killed before writing it, maybe while inspecting its model
                 if has_weights(folder):
                     inspect_run(recipe, folder, task, read_weights(folder), context.device, note)
                 report_or_tell([folder], page, title, note)
             return read_summary(folder) if context.is_main else None
-        counts = context.on_main(functools.partial(_counts, model, task))  # what cannot be counted is said now
+        counts = context.on_main(functools.partial(_counts, model, task))  # a model that cannot be counted fails now
         to_tell += lines if context.is_main else []
         started = time.monotonic()
         try:
@@ -135,19 +137,19 @@ def _train(
 def _claim_folder(
     held: ExitStack, prepared: Prepared, folder: Path, resume: Resume, label: str, context: DistributedContext
 ) -> tuple[Recipe, bool, dict[str, Any]]:
-    """Lock the folder while ``held`` is open, and begin or go on with the run in it.
+    """Lock the folder while ``held`` is open, and begin or continue the run in it.
 
     Returns:
-        The recipe as the folder has it, whether the run has ended already, and what it is made with if it has not.
+        The recipe as the folder has it, whether the run has already ended and, if not, what it is made with.
     """
     held.enter_context(lock_folder(folder))
     recipe = open_run_folder(folder, prepared.recipe, resume)
-    if label:  # whoever goes on with the run need not know what it is among others
+    if label:  # so that whoever continues the run need not know its label
         write_atomically(folder / LABEL, label + "\n")
     if _has_all(folder, recipe):
         return recipe, True, {}
     _save_assets(prepared.task, prepared.model, folder)
-    # of the code that runs, which may be committed meanwhile
+    # recorded now, for the code that runs, since it may be committed meanwhile
     made_with = {"ranks": context.world_size, **provenance(context.device, prepared.recipe.imports)}
     write_process(folder, updates_done(folder), made_with)
     return recipe, False, made_with
@@ -156,9 +158,9 @@ def _claim_folder(
 def _write_results(
     recipe: Recipe, folder: Path, result: TrainResult, summary: dict[str, Any], note: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The weights, the score on the test split and, last, ``summary.json``, by which a run has ended.
+    """Write the weights, score the test split and, last, write ``summary.json``, which marks a run as ended.
 
-    An earlier summary is removed first, since it would be of other weights.
+    An earlier summary is removed first, since it would describe other weights.
     """
     if before := trained_before(folder, summary):
         summary["trained_before"] = before
@@ -174,16 +176,16 @@ def _write_results(
 
 
 def _note_divergence(folder: Path, error: Diverged) -> None:
-    """A run that diverges says so in its folder, for reports; one that goes on from a checkpoint loses the line."""
-    with suppress(UserError):  # a full disk does not hide why the run has ended
+    """Record for reports that a run has diverged; if it continues from a checkpoint, it loses the line."""
+    with suppress(UserError):  # a full disk must not hide why the run has ended
         MetricsLog(folder / "metrics.jsonl", True).add({"kind": "diverged", "step": error.step, "text": str(error)})
 
 
 @contextmanager
 def _threads(recipe: Recipe, device: torch.device) -> Iterator[int | None]:
-    """Compute with the recipe's number of threads, on which results depend in their rounding; yields what to record."""
+    """Compute with the recipe's number of threads, which affects rounding; yields the number to record."""
     before = torch.get_num_threads()
-    threads = recipe.threads or min(before, cores())  # torch knows no share of processor time, as a container has
+    threads = recipe.threads or min(before, cores())  # torch ignores a container's share of processor time
     torch.set_num_threads(threads)
     try:
         yield recipe.threads or (threads if device.type == "cpu" else None)
@@ -192,7 +194,7 @@ def _threads(recipe: Recipe, device: torch.device) -> Iterator[int | None]:
 
 
 def _has_all(folder: Path, recipe: Recipe) -> bool:
-    """Whether a run has ended, and its final weights are there or cannot be written from a checkpoint any more."""
+    """Whether a run has ended, and its final weights exist or can no longer be written from a checkpoint."""
     lacks_weights = updates_done(folder) > 0 and not (folder / "model.safetensors").exists()
     return has_ended(folder, recipe) and not lacks_weights
 
@@ -201,13 +203,13 @@ def _save_assets(task: Task, model: nn.Module, folder: Path) -> None:
     try:
         task.save_assets(model, folder)
     except Exception as error:
-        if not (isinstance(error, OSError) or "os error" in str(error)):  # tokenizers' are bare Exceptions
+        if not (isinstance(error, OSError) or "os error" in str(error)):  # tokenizers raises bare Exceptions
             raise
         raise UserError(f"--run: cannot write {folder}: {error}") from error
 
 
 def _counts(model: nn.Module, task: Task) -> dict[str, Any]:
-    """What ``summary.json`` says of the model itself, as it is before the settings put anything around it."""
+    """Return what ``summary.json`` says about the model itself, before the settings wrap anything around it."""
     with keep_random_states(torch.device("cpu")):
         return {**dataclasses.asdict(task.complexity(model)), "widths": widths_of(model)}
 
@@ -236,9 +238,9 @@ def _summarize(
 
 
 def _finite(summary: dict[str, Any]) -> dict[str, Any]:
-    """Without numbers that JSON does not have, such as the perplexity per word of a text of one long word.
+    """Drop numbers that JSON cannot represent, such as the perplexity per word of a text of one long word.
 
-    A loss is finite: a run whose loss is not ends as diverged.
+    The loss is always finite: a run whose loss is not ends as diverged.
     """
     metrics = {name: value for name, value in summary["metrics"].items() if math.isfinite(value)}
     return {**without_nonfinite(summary), "metrics": metrics}
@@ -247,7 +249,7 @@ def _finite(summary: dict[str, Any]) -> dict[str, Any]:
 def _score_test(
     recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor], note: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Metrics on the test split, which has not been read before, and the task's facts of it."""
+    """Return metrics on the test split, which has not been read before, and the task's facts about it."""
     model, task = build_task(recipe, f"{split_of(recipe.data)[0]}@test", folder)
     load_into(model, weights)
     device = pick_device(recipe.device)

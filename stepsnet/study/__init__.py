@@ -1,8 +1,8 @@
 """A study: a question put to several models, its settings, splits and criteria declared before anything is trained.
 
-``declare`` reads a declaration and says its mistakes, ``run_plan`` what is to be run next, ``conductor`` runs it,
-``record`` keeps a small JSON of each run, ``results`` reads and checks them, ``verdict`` judges, ``render`` and
-``leaderboard`` tell it in words and pictures, and ``pages`` writes them.
+``declare`` reads a declaration and reports its mistakes, ``run_plan`` decides what to run next, ``conductor`` runs it,
+``record`` keeps a small JSON file per run, ``results`` reads and checks these, ``verdict`` judges, ``render`` and
+``leaderboard`` present the outcome in words and figures, and ``pages`` writes the files.
 """
 
 from .conductor import conduct

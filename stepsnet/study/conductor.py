@@ -40,22 +40,23 @@ def conduct(
     resume: bool = False,
     after: Callable[[], None] = lambda: None,
 ) -> None:
-    """Tune every cell, run the final seeds at the chosen rate, and score each at its end; ``jobs`` runs at once.
+    """Tune every cell, run the final seeds at the chosen rate, and score each at its end; ``jobs`` runs at a time.
 
-    A run that diverges is a result. One that fails otherwise is named at the end; its cell is left, the others go on.
+    A run that diverges is a result. Any other failure is reported at the end: its cell is abandoned, the others go on.
 
     Args:
         folder: for the runs.
-        results: for a JSON of each run that has ended; what is there is not run again.
-        cells: those whose runs are started; by default all.
-        data: in place of the declaration's.
-        free: overrides of what changes no result, such as ``checkpoint_interval=100``.
-        after: called whenever a final run has ended, and before what has failed is raised; what it raises itself is
-            told as a note.
+        results: for a JSON file per run that has ended; runs whose file is there are not repeated.
+        cells: the cells whose runs are started; by default all.
+        data: used in place of the declaration's.
+        free: overrides that change no result, such as ``checkpoint_interval=100``.
+        after: called whenever a final run has ended, and before failures are raised; its own exceptions are shown as a
+            note.
 
     Raises:
-        UserError: the declaration does not hold, a folder that is not empty without ``resume``, a result of
-            other settings, or runs that failed. Interrupted: a signal.
+        UserError: the declaration does not hold, a folder is not empty and ``resume`` is False, a result is of other
+            settings, or runs failed.
+        Interrupted: a signal arrived.
     """
     check_models(study, data)
     if jobs < 1:
@@ -74,12 +75,12 @@ def conduct(
             run_all(conductor.waiting, jobs, display, conductor.ended)
     if conductor.failed:
         if len(conductor.run_here) > len(conductor.failed):
-            conductor.tell(study.name)  # what the others have given
+            conductor.tell(study.name)  # what the other runs have shown
         raise error_of(conductor.failed, len(conductor.run_here))
 
 
 class _Conductor:
-    """What of a study has been run, what waits to be, and what has failed. Its arguments are :func:`conduct`'s."""
+    """Tracks what of a study has been run, what is waiting, and what has failed. Takes :func:`conduct`'s arguments."""
 
     def __init__(
         self,
@@ -100,11 +101,11 @@ class _Conductor:
         self.planned: dict[str, Planned] = {}  # all that have been queued here, by name
         self.waiting: list[Job] = []  # from which run_all takes the first
         self.failed: list[Failure] = []
-        self.run_here: list[str] = []  # those that have ended, whichever way
-        self.noted: set[str] = set()  # of results that are left out
+        self.run_here: list[str] = []  # those that have ended, one way or another
+        self.noted: set[str] = set()  # lines about results that are left out
 
     def fill(self) -> None:
-        """Queue the runs that can start now and have not, of cells without a failure, the most valuable first."""
+        """Queue the runs that can start now and have not, from cells without a failure, the most valuable first."""
         started = self.planned.keys() - {job.name for job in self.waiting}
         self.waiting.clear()
         without = {self.planned[failure.name].cell for failure in self.failed}
@@ -113,7 +114,7 @@ class _Conductor:
                 continue
             try:
                 self.waiting.append(self._job(run))
-            except UserError as error:  # its folder is of other settings, or damaged
+            except UserError as error:  # its folder has other settings, or is damaged
                 self.run_here.append(run.name)
                 self.failed.append(Failure(run.name, 2, str(error)))
                 without.add(run.cell)
@@ -127,12 +128,12 @@ class _Conductor:
         else:
             try:
                 self._record(job, status, said)
-            except UserError as error:  # such as a file of it that was damaged; the other runs go on
+            except UserError as error:  # such as for a damaged file; the other runs go on
                 self.failed.append(Failure(job.name, status or 2, str(error)))
         self.fill()
 
     def _look_again(self) -> None:
-        """Another sweep may add results to the same folder, by which rates are chosen as by those from here."""
+        """Read results that another sweep has added to the folder: rates are chosen by them as by those from here."""
         for file in sorted(self.results.glob("*.json")):
             if file.stem not in self.there:
                 try:
@@ -143,8 +144,8 @@ class _Conductor:
                     self._note_once(f"left out: {error}")
 
     def _check(self, name: str, record: Mapping[str, Any]) -> None:
-        """Raises UserError where a record does not fit what is there, as that of a run which was made again does not
-        where it would have another rate chosen than that of the final runs."""
+        """Raises UserError if a record does not fit what is there, such as that of a repeated tuning run by which
+        another rate would be chosen than that of the final runs."""
         check_records(self.study, self.there | {name: record}, self.of_all)
 
     def _note_recorded(self, name: str) -> None:
@@ -172,8 +173,8 @@ class _Conductor:
         return Job(run.name, title, str(config), str(self.folder / run.name))
 
     def _record(self, job: Job, status: int, said: str) -> None:
-        """Raises UserError where the run has failed otherwise than by diverging, its folder cannot be read, or its
-        record does not fit the others: it is then not written."""
+        """Record a run. Raises UserError, and writes nothing, if it failed in another way than by diverging, its folder
+        cannot be read, or its record does not fit the others."""
         run = self.planned[job.name]
         recipe = self._recipe(run)
         if status == 0:
@@ -197,7 +198,7 @@ class _Conductor:
             self.tell(job.name)
 
     def tell(self, name: str) -> None:
-        """Call ``after``; whatever is wrong with a page, it is written again after the next run."""
+        """Call ``after``. Its errors are only noted: the pages are written again after the next run."""
         try:
             self.after()
         except Exception as error:
@@ -205,10 +206,10 @@ class _Conductor:
 
 
 def _on_modules(records: Iterable[Mapping[str, Any]], folder: Path) -> list[str]:
-    """A line for each module of the user's that is another now than when some of the runs were made.
+    """A line for each user module that has changed since some of the runs were made.
 
     Args:
-        folder: of the runs, whose own folders would give the same results again.
+        folder: that of the runs; if their own folders in it stay, they give the same results again.
     """
     of_study = modules_of(records)
     lines, now = [], module_versions(of_study)

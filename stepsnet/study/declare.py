@@ -1,8 +1,8 @@
-"""The declaration of a study: a YAML file that is read into frozen dataclasses; a mistake in it is one line.
+"""The declaration of a study: a YAML file, read into frozen dataclasses; a mistake is reported in one line.
 
 As in config.py, each field declares its type, bounds and meaning.
 
-A contender is a model in one setting at several *points*, such as depths. Contenders at the same point are to be of
+A contender is a model in one setting at several *points*, such as depths. Contenders at the same point should have
 about the same compute. A *cell* is a contender at a point; it is written ``contender@point``.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
 
 _PART_OF_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"  # of runs
 _FOLDERS = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$"
-_DECIDED = {"name", "task", "data", "lr", "seed", "score_test"}  # of each run, by the study
+_DECIDED = {"name", "task", "data", "lr", "seed", "score_test"}  # for each run, by the study
 DECLARED = Path(__file__).parent / "declared"  # the studies that come with the package
 
 Settings = dict[str, Any]
@@ -50,7 +50,7 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Contender:
-    """A model in one setting; keys of settings are those of a recipe's overrides, such as ``model.args.widths``."""
+    """A model in one setting; settings have the keys of a recipe's overrides, such as ``model.args.widths``."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="of its runs: letters, digits, - and _")
     label: str = Field(default="", description="in tables and figures")
@@ -70,7 +70,7 @@ class Contender:
 
     @property
     def tried(self) -> tuple[str, ...]:
-        """The names of its variants; "" alone where it has none."""
+        """The names of its variants; just "" if it has none."""
         return tuple(self.variants) or ("",)
 
 
@@ -109,10 +109,10 @@ class Criterion:
 
     With d = ``left`` - ``right``, signed so that more is better, and its t-interval at ``level``:
 
-    - ``above``: for where the interval lies above 0; against where it lies below ``margin``, and not above 0
-    - ``not_above``: for where the interval lies below ``margin``, and not above 0; against where it lies above 0
+    - ``above``: *for* if the interval lies above 0; *against* if it lies below ``margin``, and not above 0
+    - ``not_above``: *for* if the interval lies below ``margin``, and not above 0; *against* if it lies above 0
 
-    and undecided else. ``margin`` is the smallest difference that would matter, in the metric's unit.
+    and otherwise *undecided*. ``margin`` is the smallest difference that would matter, in the metric's unit.
     """
 
     name: str = Field(description="in the table of verdicts")
@@ -151,7 +151,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Study:
-    """``settings`` are applied first, then those of the contender, of its point and of its variant."""
+    """A declaration. Its ``settings`` are applied first, then those of the contender, its point and its variant."""
 
     name: str = Field(max_length=100, pattern=_FOLDERS, description="after which the folders are called")
     question: str = Field(description="what it is to answer")
@@ -192,7 +192,7 @@ class Study:
         return next(contender for contender in self.contenders if contender.name == name)
 
     def cell(self, text: str, where: str) -> Cell:
-        """Raises UserError where no contender has such a point."""
+        """The cell written ``contender@point``. Raises UserError if no contender has such a point."""
         found = next((cell for cell in self.cells if str(cell) == text), None)
         if found is None:
             known = [str(cell) for cell in self.cells]
@@ -204,7 +204,7 @@ class Study:
         return self.name.replace("/", "-")
 
     def tuning_of(self, cell: Cell) -> str:
-        """How a cell is tuned, in a line: final runs record it, so that no tuning is chosen by their test scores."""
+        """How a cell is tuned, in one line: final runs record it, so that no tuning is chosen by their test scores."""
         tuning = self.tuning
         rates, seeds = (" ".join(f"{value:g}" for value in values) for values in (tuning.rates, sorted(tuning.seeds)))
         variants = " ".join(sorted(self.contender(cell.contender).variants))
@@ -212,15 +212,15 @@ class Study:
         return ", ".join(parts + [f"variants {variants}"] * bool(variants))
 
     def rules_of(self, cell: Cell) -> list[str]:
-        """Those of the criteria that are about a cell."""
+        """The rules of the criteria that are about a cell."""
         return [self.rule(one) for one in self.criteria if str(cell) in (one.left, one.right)]
 
     def claims_of(self, cell: Cell) -> list[str]:
-        """By what each claim about a cell is judged: a line of its criteria's rules, whatever these are called."""
+        """How each claim about a cell is judged: the rules of its criteria in one line, whatever these are called."""
         return [self.rule_of_claim(claim) for claim in self._claims_about(cell)]
 
     def sentences_of(self, cell: Cell) -> list[str]:
-        """The claims about a cell as they are worded."""
+        """The claims about a cell, as worded."""
         return [claim.sentence for claim in self._claims_about(cell)]
 
     def _claims_about(self, cell: Cell) -> list[Claim]:
@@ -231,7 +231,7 @@ class Study:
         return "; ".join(sorted(self.rule(one) for one in self.criteria if one.name in claim.criteria))
 
     def rule(self, criterion: Criterion) -> str:
-        """What a verdict is given by, in a line: final runs record it, so that what is declared after them is seen."""
+        """How a verdict is reached, in one line: final runs record it, so that what is declared later is noticed."""
         expected = f"{criterion.left} {criterion.expect} {criterion.right} by {self.metric}"
         flat = self.flatness
         flattened = f"{flat.key} within {flat.within:g} over the last {flat.share:g}"
@@ -245,7 +245,7 @@ def studies() -> dict[str, Path]:
 
 
 def find_study(name: str) -> Study | None:
-    """A study by its name or from a .yaml file; None if it is neither, such as the name of a recipe.
+    """Return a study by its name or from a .yaml file; None if it is neither, such as the name of a recipe.
 
     Raises:
         UserError: the file cannot be read, or something in the declaration is wrong.
@@ -255,7 +255,7 @@ def find_study(name: str) -> Study | None:
 
 
 def read_study(path: Path) -> Study:
-    """Raises UserError if the file cannot be read, is not YAML, or has a wrong key or value."""
+    """Read a declaration. Raises UserError if the file cannot be read, is not YAML, or has a wrong key or value."""
     values = read_yaml(path, "study")
     if "model" in values:
         raise UserError(f"{path}: got a recipe, expected a study; `stepsnet train {path}` trains it")
@@ -269,7 +269,7 @@ def read_study(path: Path) -> Study:
 
 
 def _with_own_files(study: Study, folder: Path) -> Study:
-    """The study with recipes that are files beside its own."""
+    """Return the study with the paths of those recipes that are files beside its own."""
 
     def of(recipe: str) -> str:
         beside = folder / recipe
@@ -286,7 +286,7 @@ def _unknown(key: str, known: Collection[str]) -> str:
 
 
 def _check(study: Study) -> None:
-    """Raises UserError for mistakes that types do not find. Models and metrics are checked in run_plan.py."""
+    """Raises UserError for mistakes that types do not catch. Models and metrics are checked in run_plan.py."""
     tuning = study.tuning
     rates = list(tuning.rates)
     if rates != sorted(set(rates)):
@@ -324,7 +324,7 @@ def _check(study: Study) -> None:
 
 
 def _check_settings(where: str, settings: Mapping[str, Any]) -> None:
-    """Raises UserError for what a study decides by itself."""
+    """Raises UserError for a setting that the study itself decides."""
     if decided := next((key for key in settings if key in _DECIDED), None):
         raise UserError(f"{where}: got {decided} among the settings, expected it to be left to the study")
 

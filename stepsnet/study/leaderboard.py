@@ -1,4 +1,4 @@
-"""A study by contender: its score at each point, and what it costs. What has not been run is said."""
+"""A study by contender: its score at each point and what it costs; what has not been run is stated."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _STEPS, _PLAIN = "arXiv 2511.14329", "arXiv 1603.05027"
 
 
 def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: a row a contender, the best at one point first, those with a seed that diverged behind, and those
-    without results there last.
+    """Return Markdown with one row per contender: the best at one point first, then those with a seed that diverged,
+    and last those without results there.
 
-    That point is the last at which all have ended, else that with most results. Costs are those there, of the variant
-    that tuning has chosen: parameters and MACs of a contender's runs, and the traffic of the residual stream relative
-    to the first contender's. A contender that is not declared there has none.
+    That point is the last at which all have ended, or else the one with the most results. Costs are those at that
+    point, of the variant that tuning has chosen: parameters and MACs of a contender's runs, and the traffic of the
+    residual stream relative to the first contender's. A contender that is not declared there has no costs.
     """
     rows = {(row["contender"], row["point"]): row for row in rows_of(study, results)}
     points = sorted({cell.point for cell in study.cells})
@@ -77,7 +77,7 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _diverged_in_tuning(study: Study, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Lines for the rates at which contenders diverged, which no score shows."""
-    found: dict[str, dict[str, None]] = {}  # a rate once, whichever of its seeds diverged
+    found: dict[str, dict[str, None]] = {}  # each rate once, whichever of its seeds diverged
     for record in sorted(results.values(), key=lambda record: (record["point"], record["rate"])):
         if record["kind"] == "tuning" and record.get("diverged"):
             place = f"{study.contender(record['contender']).title} at {record['point']} {study.point}"
@@ -87,7 +87,7 @@ def _diverged_in_tuning(study: Study, results: Mapping[str, Mapping[str, Any]]) 
 
 
 def _has_ended(study: Study, row: Mapping[str, Any] | None) -> bool:
-    """Whether a cell's final runs have; one that is not declared has none."""
+    """Whether a cell's final runs have ended; a cell that is not declared has none."""
     return row is None or row["diverged_everywhere"] or len(row["seeds"]) == len(study.seeds)
 
 
@@ -112,7 +112,7 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
 
 
 def _model(study: Study, contender: Contender, point: int, results: Mapping[str, Any]) -> ModelSpec:
-    """The contender's model: of its first variant where none has been chosen yet."""
+    """The contender's model; that of its first variant if none has been chosen yet."""
     cell = Cell(contender.name, point)
     choice = choice_of(study, cell, results)
     return recipe_of(study, a_final(study, cell, choice.variant if choice else contender.tried[0])).model
@@ -124,7 +124,7 @@ def _is_ours(model: ModelSpec) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """Of a StepsNet's widths or depths: a language model takes an integer in place of a list of one."""
+    """A StepsNet's widths or depths as a list: a language model takes an integer in place of a list of one."""
     return [value] if isinstance(value, int) else value
 
 
@@ -133,8 +133,8 @@ def _design(model: ModelSpec) -> str:
 
 
 def _traffic(model: ModelSpec) -> float | None:
-    """Numbers read and written between the branches per token; None where widths or the design's are not declared, or
-    where each stage has its own."""
+    """Numbers read and written between the branches per token; None if the model is not ours, widths or depths are not
+    declared, each stage has its own, or the design does not state its traffic."""
     if not _is_ours(model) or not {"widths", "depths"} <= model.args.keys() or _has_stages(model):
         return None
     widths, depths = _listed(model.args["widths"]), _listed(model.args["depths"])
@@ -143,7 +143,7 @@ def _traffic(model: ModelSpec) -> float | None:
 
 
 def _source(model: ModelSpec) -> str:
-    """Of the design; unknown for models that are neither ours nor made by stepify or grow."""
+    """The source of the design; unknown for models that are neither ours nor made by stepify or grow."""
     design, widths = DESIGNS.get(str(_design(model))), _listed(model.args.get("widths"))
     of_design = [] if design is None else [design.source.split(",")[0]]
     if model.name in ("stepify", "grow"):
@@ -151,10 +151,10 @@ def _source(model: ModelSpec) -> str:
     if not _is_ours(model):  # nor are its widths a StepsNet's
         return ", ".join(of_design) or "–"
     stages: Any = widths if _has_stages(model) else [widths or ()]
-    in_steps = not widths or any(len(set(stage)) > 1 for stage in stages)  # the families' own are in steps
+    in_steps = not widths or any(len(set(stage)) > 1 for stage in stages)  # the families' default widths are in steps
     return ", ".join([_STEPS] * in_steps + of_design) or _PLAIN
 
 
 def _has_stages(model: ModelSpec) -> bool:
-    """Whether the widths are nested, a list a stage, as those of Swin and ResNet are."""
+    """Whether the widths are nested, one list per stage, as for Swin and ResNet."""
     return any(isinstance(stage, (list, tuple)) for stage in _listed(model.args.get("widths")) or ())

@@ -22,13 +22,13 @@ __all__ = ["check_folder", "write_study"]
 
 
 def check_folder(study: Study, folder: Path) -> None:
-    """Raises UserError where a folder has runs or pages of another study, whose runs may have the same names."""
+    """Raises UserError if a folder has runs or pages of another study, whose runs may have the same names."""
     if (other := _study_of(folder)) not in ("", study.name):
         raise NotOurFile(f"--run: {folder} has runs of {other}, expected a folder for {study.name}")
 
 
 def _study_of(folder: Path) -> str:
-    """Whose runs or pages a folder has; "" where it has none."""
+    """The name of the study whose runs or pages a folder has; "" if it has none."""
     with suppress(UserError, AttributeError):  # a damaged file says nothing, and is read again where it is needed
         if configs := sorted((folder / RECIPES_FOLDER).glob("*.yaml")):
             return str(read_yaml(configs[0], "recipe").get("name")).rpartition("/")[0]

@@ -34,7 +34,7 @@ __all__ = [
     "write_record",
 ]
 
-# of summary.json; the widths, one a block, are in the recipe
+# keys of summary.json; the widths, one per block, are in the recipe
 _KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", *OF_DATA_SIZE, "blocks", "layers", "params", "macs")
 _KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit", "ranks", "trained_before")
 _CURVE = (
@@ -48,10 +48,10 @@ _CURVE = (
     "val_loss",
     "val_top1",
 )
-# what the runs of a study may differ in; batch norm and Mixup see each part of a batch by itself
+# settings in which runs of a study may differ, not accumulation: batch norm and Mixup see each part of a batch alone
 OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps", "compile", "log_interval", "max_undecodable"}
-_WEIGHTS = OF_THE_MODEL - {"model", "baseline"} | {"weights"}  # settings that name some to start from
-_MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
+_WEIGHTS = OF_THE_MODEL - {"model", "baseline"} | {"weights"}  # settings that name weights to start from
+_MEASUREMENTS = {"tuning": 1, "final": 4}  # how many of the stream are kept: the first, and of several also the last
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def defaults_of(recipe: Recipe) -> dict[str, Any]:
-    """The settings of a recipe of this kind that have a default, with it."""
+    """The settings of this kind of recipe that have a default, with their defaults."""
     fields = type(recipe).__pydantic_fields__  # type: ignore[attr-defined]
     found = {}
     for name, field in fields.items():
@@ -74,8 +74,8 @@ def defaults_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def public_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings without folders of this machine, and in them weights to start from by their names alone, as the data
-    are: what they are wherever they lie. A run's file, which is called as every run's is, has the run's name too."""
+    """Return settings without folders of this machine. Like data, weights to start from are given by name alone,
+    wherever they lie; a run's weights file, which has the same name in every run, keeps the name of its folder."""
 
     def named(key: str, value: Any) -> Any:
         if isinstance(value, dict):
@@ -89,14 +89,14 @@ def public_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
-    """The record of a run that has ended, from its folder. A perplexity that was left out since it is beyond all bounds
-    is None there, and counts as the worst result.
+    """Return the record of a run that has ended, from its folder. A perplexity that was left out because it was not
+    finite is recorded as None, and counts as the worst result.
 
     Args:
         command: that of the study, without folders of this machine.
 
     Raises:
-        UserError: the run has not measured what it is to be chosen or scored by, or its folder cannot be read.
+        UserError: the run did not measure what it is to be chosen or scored by, or its folder cannot be read.
     """
     loaded = load_run(run)
     split, metrics = study.tuned_on if planned.kind == "tuning" else study.scored_on, loaded.summary.get("metrics", {})
@@ -112,7 +112,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
     measured = loaded.stream_at_updates
     kept = [measured[step] for step in _spaced(sorted(measured), _MEASUREMENTS[planned.kind])]
     summary = {key: loaded.summary[key] for key in (*_KEPT, *_KEPT_TOO) if key in loaded.summary}
-    if test := loaded.summary.get("test"):  # what the score is of: fewer images than there are, where some are damaged
+    if test := loaded.summary.get("test"):  # what the score covers: fewer images than there are, if some are damaged
         summary["test"] = {key: test[key] for key in (*OF_DATA_SIZE, "undecodable") if key in test}
     return {
         **_head(study, planned, command),
@@ -125,8 +125,8 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
 
 
 def _is_worse_than_chance(summary: Mapping[str, Any], split: str) -> bool:
-    """Whether it is of a language model that predicts worse than one to which all tokens are equally likely: not the
-    text but the training has then made a perplexity too large."""
+    """Whether a language model predicts worse than one to which all tokens are equally likely: it is then the training,
+    not the text, that made a perplexity too large."""
     loss, tokens = summary.get("metrics", {}).get(f"{split}_loss"), summary.get("vocab_size")
     return loss is not None and tokens is not None and loss > math.log(tokens)
 
@@ -145,8 +145,8 @@ def diverged_record(
 
 
 def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
-    """Write beside the recipe of a final run its cell's tuning, and the criteria and the claims that it is started
-    under, and how these are worded; once it has begun they stay."""
+    """Write beside a final run's recipe what it is started under: its cell's tuning, the criteria, and the claims and
+    their wording. Once the run has begun, the file stays as it is."""
     if not can_go_on(run):
         rules = {
             "tuning": study.tuning_of(cell),
@@ -164,16 +164,16 @@ def noted_criteria(recipe: Path) -> dict[str, Any]:
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> bool:
-    """Whether it was written: a record of the run that is there already, of another sweep, stays."""
+    """Write a record; returns False if another sweep has already written one of this run, which stays."""
     try:
         text = _text(record)
-    except ValueError as error:  # a number that is not finite, with which nobody could read it
+    except ValueError as error:  # a number that is not finite would make the file unreadable
         raise UserError(f"results: {record['run']}: {error}") from None
     return write_new(folder / f"{record['run']}.json", text)
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    """JSON with one line per key, and one per entry of a list of mappings, so that differences can be read."""
+    """JSON with one line per key, and one per entry of a list of mappings, so that diffs are readable."""
     lines, dumps = [], partial(json.dumps, allow_nan=False)
     for key, value in record.items():
         nested = isinstance(value, list) and value and isinstance(value[0], dict)
@@ -203,7 +203,7 @@ def _per_block(measured: StreamMeasurement) -> dict[str, list[float | None]]:
 
 
 def _spaced(steps: list[int], count: int) -> list[int]:
-    """``count`` of the steps from the first to the last, about equally spaced on a logarithmic scale."""
+    """Up to ``count`` of the steps from the first to the last, about equally spaced on a logarithmic scale."""
     if count < 2 or len(steps) <= count:
         return steps[:count]
     wanted = [steps[0] * (steps[-1] / steps[0]) ** (i / (count - 1)) for i in range(count)]
@@ -211,7 +211,7 @@ def _spaced(steps: list[int], count: int) -> list[int]:
 
 
 def _short(value: Any) -> Any:
-    """To five digits; None for what JSON does not have, as a perplexity of a bad beginning."""
+    """Round to five digits; None for what JSON cannot represent, such as the perplexity of a bad start."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None

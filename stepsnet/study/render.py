@@ -26,9 +26,9 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
-    """One row per cell: its model, the rate that was chosen, and the values of its final runs.
+    """Return one row per cell: its model, the rate that was chosen, and the values of its final runs.
 
-    Values stand in the order of ``seeds``, with None for a seed that has none, as one that diverged.
+    Values are in the order of ``seeds``, with None for a seed that has none, such as one that diverged.
     """
     rows = []
     for cell in study.cells:
@@ -63,7 +63,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
 
 
 def render_study(study: Study, results: Results) -> str:
-    """Markdown: how many runs have ended, the cells, the rates that were tried, and the verdicts."""
+    """Return Markdown: how many runs have ended, the cells, the rates that were tried, and the verdicts."""
     there, total = progress(study, results)
     rows = rows_of(study, results)
     name = find_metric(study.metric).name
@@ -83,8 +83,8 @@ def render_study(study: Study, results: Results) -> str:
 
 
 def remarks_on(study: Study, results: Results) -> list[str]:
-    """What has to be known beside any table of a study: lines of Markdown, after an empty one, with which contenders,
-    counts, modules, rules, machines and commits differ."""
+    """Return what readers of any table of a study must know, as lines of Markdown after an empty one: how contenders,
+    counts, modules and rules differ, and on which machines and from which commits the runs were made."""
     remarks = [*_unequal(study), *_counted_anew(study, results), *_of_changed_modules(results)]
     remarks += _no_longer_declared(study, results)
     lines = ["", *(f"- {remark}" for remark in remarks)] if remarks else []
@@ -94,7 +94,7 @@ def remarks_on(study: Study, results: Results) -> list[str]:
 
 
 def _unequal(study: Study) -> list[str]:
-    """A line for each contender of other compute or training than the others at its points."""
+    """A line for each contender whose compute or training differs from the others' at its points."""
     return [f"{one.title} is not like the others: {one.unequal}" for one in study.contenders if one.unequal]
 
 
@@ -113,7 +113,7 @@ def _counted_anew(study: Study, results: Results) -> list[str]:
 
 
 def _of_changed_modules(results: Results) -> list[str]:
-    """A line for each module of the user's that was another when some of the runs were made."""
+    """A line for each user module that was not the same for all runs."""
     lines = []
     for module, versions in modules_of(results.values()).items():
         if len({*chain(*versions)}) > 1:
@@ -123,24 +123,24 @@ def _of_changed_modules(results: Results) -> list[str]:
 
 
 def _no_longer_declared(study: Study, results: Results) -> list[str]:
-    """A line for each criterion or claim that final runs were started under and that the declaration has no more."""
+    """A line for each criterion or claim that final runs were started under but that is no longer declared."""
     declared = {*map(study.rule, study.criteria), *(claim.sentence for claim in study.claims)}
     noted = (rule for record in results.values() for key in ("criteria", "sentences") for rule in record.get(key, []))
     return [f"No longer declared: {rule}" for rule in sorted({*noted} - declared)]
 
 
 def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
-    """The machines, the versions of torch and the commits that some runs were made with, or a part of one."""
+    """The machines, versions of torch and commits that any of these runs, or a part of one, was made with."""
     parts = [part for record in records for part in _parts(record)]
     machines, torch = sorted(set(map(_machine, parts))), sorted(set(map(_torch, parts)))
-    # a tree that was changed since has a plus
+    # a plus marks a tree that was changed since
     recorded = {part.get("commit") or "unknown" for part in parts}
     commits = sorted({f"{commit[:7]}{'+' * commit.endswith('+')}" for commit in recorded})
     return f"{', '.join(machines)}; torch {', '.join(torch)}; commit {', '.join(commits)}."
 
 
 def _parts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A run's end, and what came before where it went on with something else; nothing of an older one that diverged."""
+    """A run's last part, and earlier ones if it went on with something else; none for an old record that diverged."""
     return [part for part in (record, *record.get("trained_before", [])) if "hardware" in part]
 
 
@@ -149,7 +149,7 @@ def _machine(part: Mapping[str, Any]) -> str:
 
 
 def on_other_machines(study: Study, results: Results) -> list[str]:
-    """A line of the criteria of which a pair of runs was made on two kinds of machine, or with two versions of torch,
+    """Lines that name the criteria with pairs of runs made on two kinds of machine, or with two versions of torch,
     whose rounding differs."""
     found: dict[str, list[str]] = {}
     for one in study.criteria:
@@ -203,7 +203,7 @@ def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
     cells = []
     for criterion, judged in zip(study.criteria, judgements):
         expected = criterion.expect.replace("_", " ") + (f", margin {criterion.margin:g}" if criterion.margin else "")
-        spec = f".{metric.decimals + 1}f"  # of an interval
+        spec = f".{metric.decimals + 1}f"  # one digit more, for an interval
         mean, interval, p = "–", "–", "–"
         if judged.mean is not None:
             mean = number(judged.mean, spec)
@@ -216,15 +216,15 @@ def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
 
 
 def as_p_value(p: float | None) -> str:
-    """With two digits, and no exponent."""
+    """Format p with two digits and no exponent."""
     return "–" if p is None else "below 0.0001" if p < 1e-4 else f"{float(f'{p:.2g}'):f}".rstrip("0").rstrip(".")
 
 
 def draw_study(study: Study, results: Results) -> Figure | None:
-    """The metric on the test split and the loss on clean training samples against the points, one curve per contender.
+    """Draw the test metric and the loss on clean training samples against the points, one curve per contender.
 
-    A contender at one point is a marker, and a marker is hollow where seeds diverged, which are not in the mean. Bands
-    reach from the lowest to the highest seed. None without a final run.
+    A contender at a single point is a marker. A marker is hollow if seeds diverged, which the mean leaves out. Bands
+    reach from the lowest to the highest seed. Returns None without a final run.
     """
     rows = [row for row in rows_of(study, results) if known(row["test"])]
     if not rows:
@@ -236,7 +236,7 @@ def draw_study(study: Study, results: Results) -> Figure | None:
         [("clean_loss", "loss on training samples, clean")] if any(known(row["clean_loss"]) for row in rows) else []
     )
     points = sorted({row["point"] for row in rows})
-    by_compute = any(row["blocks"] not in (None, row["point"]) for row in rows)  # a point is then no number of its own
+    by_compute = any(row["blocks"] not in (None, row["point"]) for row in rows)  # then a point is not the depth
     of_first = f"compute, in {study.point} of {study.contenders[0].title}"
     labels = [contender.title for contender in study.contenders]
     there, all_of = progress(study, results)
@@ -251,7 +251,7 @@ def draw_study(study: Study, results: Results) -> Figure | None:
                 )
                 if not of_label:
                     continue
-                aside = 2 ** ((place + 0.5) / len(labels) - 0.5) if len(points) == 1 else 1  # not on one another
+                aside = 2 ** ((place + 0.5) / len(labels) - 0.5) if len(points) == 1 else 1  # so as not to overlap
                 colour, x = OKABE_ITO_AGAIN[place % len(OKABE_ITO_AGAIN)], [row["point"] * aside for row in of_label]
                 values = [known(row[key]) for row in of_label]
                 ax.fill_between(x, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
@@ -274,7 +274,7 @@ def draw_study(study: Study, results: Results) -> Figure | None:
 
 
 def _diverged(row: Mapping[str, Any]) -> bool:
-    """Whether some of the cell's final seeds did, but not all."""
+    """Whether some, but not all, of the cell's final seeds diverged."""
     return None in row["test"]
 
 
@@ -287,7 +287,7 @@ def _tuned_value(study: Study, record: Mapping[str, Any]) -> float | None:
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Those of the seeds that have one."""
+    """The values of the seeds that have one."""
     return [value for value in values if value is not None]
 
 
@@ -300,7 +300,7 @@ def _mean_std(values: Sequence[float | None], spec: str) -> str:
 
 
 def _mean(values: Sequence[float | None], seeds: int, spec: str) -> str:
-    """Of the runs at one rate; as in choosing, one that diverged outweighs the others."""
+    """The mean of the runs at one rate; as in choosing a rate, one that diverged outweighs the others."""
     trained = known(values)
     if len(trained) < len(values):
         return "diverged"

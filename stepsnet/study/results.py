@@ -28,7 +28,7 @@ __all__ = [
     "read_results",
 ]
 
-# of a record, to find its place
+# what a record must have, to find its place, and what it may have
 _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": str, "variant": str}
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
 _IF_THERE: dict[str, Any] = {"metrics": dict, "curve": list, "hardware": dict, "versions": dict, "tuning": str}
@@ -36,7 +36,7 @@ _IF_THERE |= {"trained_before": list}
 
 
 def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
-    """Records by the name of their run; what is no record of a run is left out.
+    """Return records by the name of their run; files that are not records are left out.
 
     Raises:
         UserError: as :func:`read_record`.
@@ -49,11 +49,11 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
 
 
 def read_record(file: Path, study: Study) -> dict[str, Any] | None:
-    """The record in a file; None where the file is something else.
+    """Return the record in a file; None if the file is something else.
 
     Raises:
-        UserError: the file cannot be read, lacks what the record of a run has, is called after another run, or is of
-            another study, whose runs may have the same names.
+        UserError: the file cannot be read, lacks what the record of a run has, is named after another run, or belongs
+            to another study, whose runs may have the same names.
     """
     record = read_json(file, "results")
     if not (isinstance(record, dict) and "study" in record and "run" in record):
@@ -76,14 +76,14 @@ def read_record(file: Path, study: Study) -> dict[str, Any] | None:
         rules = record.get(key, [])
         if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
             raise UserError(f"results: {file} has {key} {str(rules)[:40]!r}, expected a list of sentences")
-    if file.stem != record["run"]:  # such as a copy beside it, of which only one would count
+    if file.stem != record["run"]:  # such as a copy: only one of the two would count
         raise UserError(f"results: {file} holds the record of {record['run']}, expected {record['run']}.json")
-    record["settings"] |= dict.fromkeys(adamw_defaults_in(record["settings"]))  # of an older one
+    record["settings"] |= dict.fromkeys(adamw_defaults_in(record["settings"]))  # older records state them
     return record
 
 
 def _wrong_in(record: Mapping[str, Any]) -> str:
-    """What is of another type inside of a record, or nothing."""
+    """Describe what has a wrong type or value inside a record, or return an empty string."""
     for line in record.get("curve", []):
         if not isinstance(line, dict) or type(line.get("epoch")) is not int:
             return f"a curve with {str(line)[:40]!r}"
@@ -94,13 +94,13 @@ def _wrong_in(record: Mapping[str, Any]) -> str:
         if wrong := _wrong_in_provenance(part):
             return wrong
     for key in ("blocks", "layers", "params", "macs"):
-        if not isinstance(record.get(key), int | float | None):  # of a model whose blocks are not found, null
+        if not isinstance(record.get(key), int | float | None):  # null for a model whose blocks are not found
             return f"{key} {str(record[key])[:40]!r}"
     return "" if record["rate"] > 0 else f"rate {record['rate']}"
 
 
 def _wrong_in_provenance(part: Any) -> str:
-    """What is of another type in what a run, or a part of it, was made with, or nothing."""
+    """Describe what has a wrong type in the provenance of a run or a part of it, or return an empty string."""
     if not isinstance(part, dict):
         return f"trained_before with {str(part)[:40]!r}"
     for key, texts in {"hardware": ("cpu",), "versions": part.get("versions", ())}.items():
@@ -114,12 +114,12 @@ def _wrong_in_provenance(part: Any) -> str:
 
 
 def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:
-    """The results in a folder.
+    """Read the results in a folder and check them.
 
     Raises:
-        UserError: one was made under other settings than the declaration's, on other data than the others or than
-            ``data``, with another model than the others of its cell, at a rate or with a seed that is not declared,
-            or, of a final run, under another tuning or at a rate that tuning has not chosen, or cannot be read.
+        UserError: a result cannot be read, or was made under other settings than the declaration's, on other data than
+            the others or than ``data``, with another model than the others of its cell, or at a rate or with a seed
+            that is not declared; or a final run was made under another tuning or at a rate that tuning has not chosen.
     """
     there = read_results(results, study)
     check_records(study, there, data)
@@ -127,7 +127,7 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
 
 
 def check_records(study: Study, there: Mapping[str, Mapping[str, Any]], data: str | None = None) -> None:
-    """Raises UserError as :func:`check_results`, of records that have been read."""
+    """Check records that have been read. Raises UserError as :func:`check_results` does."""
     sizes: dict[tuple[Cell, str], tuple[str, Any]] = {}
     for name, record in there.items():
         if not any(str(cell) == f"{record['contender']}@{record['point']}" for cell in study.cells):
@@ -171,7 +171,7 @@ def check_records(study: Study, there: Mapping[str, Mapping[str, Any]], data: st
 
 
 def _check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | None = None) -> None:
-    """Raises UserError where runs were trained on data of several names, or of several sizes under equal settings.
+    """Raises UserError if runs were trained on data of several names, or of several sizes under equal settings.
 
     Args:
         data: what further runs are to be trained on.
@@ -179,14 +179,14 @@ def _check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | No
     expected = public_value(data) if data else None
     sizes: dict[str, tuple[Any, str]] = {}
     for run, record in records.items():
-        if "data" not in record:  # of an older one that diverged
+        if "data" not in record:  # an older record of a run that diverged
             continue
         expected = expected or record["data"]
         if without_place(record["data"]) != without_place(expected):
             raise UserError(f"results: {run} was trained on {record['data']}, expected one data set, {expected}")
         of_data = json.dumps([record["settings"].get(key) for key in OF_THE_DATA])
         size = {key: record[key] for key in OF_DATA_SIZE if key in record}
-        if not size:  # of one that diverged
+        if not size:  # the run diverged
             continue
         first, of = sizes.setdefault(of_data, (size, run))
         if size != first:
@@ -194,9 +194,9 @@ def _check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | No
 
 
 def modules_of(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[str, ...], int]]:
-    """The user's modules that runs have imported: of each, its versions and how many runs were trained with them.
+    """Return the user's modules that runs have imported: for each, its versions and how many runs used them.
 
-    There are several, in order, of a run that went on after the module was changed.
+    A run that went on after the module was changed has several versions, in order.
     """
     found: dict[str, dict[tuple[str, ...], int]] = {}
     for record in records:
@@ -212,10 +212,10 @@ def modules_of(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[str
 
 
 def flatness_of(study: Study, record: Mapping[str, Any]) -> float | None:
-    """Relative change of the declared loss over the last share of a run; None where it is not known.
+    """Return the relative change of the declared loss over the last share of a run; None if it is not known.
 
-    It is that from where the last share begins to the run's end, as the studies declare it: what lies between is not
-    looked at. Between evaluations the loss is taken to be linear.
+    As the studies declare it, the loss at the run's end is compared with that where the last share begins; what lies
+    between does not count. Between evaluations the loss is taken to be linear.
     """
     flat = study.flatness
     points = [(line["epoch"], line[flat.key]) for line in record.get("curve", []) if line.get(flat.key) is not None]

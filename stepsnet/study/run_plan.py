@@ -55,8 +55,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of tuning a cell; ``at_edge`` if a variant's best rate is at an edge of a grid that may not grow
-    further, or all of its rates diverged: the variant that was not chosen could have become the better one."""
+    """The result of tuning a cell. ``at_edge`` is True if a variant's best rate is at an edge of a grid that may not
+    grow further, or all of its rates diverged: a variant that was not chosen might have become the better one."""
 
     variant: str
     rate: float
@@ -64,7 +64,7 @@ class Choice:
 
 
 def a_final(study: Study, cell: Cell, variant: str) -> Planned:
-    """A final run of a cell, for what all of them have in common."""
+    """A final run of a cell, to look up what all of them have in common."""
     return Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])
 
 
@@ -106,17 +106,17 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
 
 
 def check_models(study: Study, data: str | None = None, open_data: bool = True) -> dict[tuple[Cell, str], int]:
-    """Build the model of every cell and variant on the meta device; returns multiply-accumulates.
+    """Build the model of every cell and variant on the meta device, and return their multiply-accumulates.
 
     Args:
-        data: in place of the declaration's.
-        open_data: whether the data are opened, once where several cells have the same; otherwise models are not built
-            of which a recipe leaves something to them, and none of detection or segmentation.
+        data: used in place of the declaration's.
+        open_data: whether to open the data, once for all cells that share them; if not, models that depend on them are
+            not built, nor any for detection or segmentation.
 
     Raises:
-        UserError: a recipe, data or a model that cannot be made or do not fit, what the study rests on and its runs do
-            not give, two contenders of equal settings at a point, or training or compute that differs from the first
-            contender's there (by more than ``macs_tolerance``), of a contender that does not say why.
+        UserError: a recipe, its data or its model cannot be made or do not fit; the runs do not measure what the study
+            rests on; two contenders at a point have equal settings; or a contender that does not say why differs from
+            the first one there in its training, or in its compute by more than ``macs_tolerance``.
     """
     _check_names(study)
     data_of(study, data)  # this reads the recipes, whose modules may have metrics of their own
@@ -127,7 +127,7 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
     for cell in study.cells:
         for variant in study.contender(cell.contender).tried:
             final = a_final(study, cell, variant)
-            recipe_of(study, dataclasses.replace(final, kind="tuning"), data)  # it can be made
+            recipe_of(study, dataclasses.replace(final, kind="tuning"), data)  # to see that it can be made
             recipe, macs = recipe_of(study, final, data), None
             _check_gives(study, cell, recipe)
             _check_lowest_rate(study, cell, recipe)
@@ -156,11 +156,11 @@ def with_variant(cell: Cell, variant: str) -> str:
 
 
 def data_of(study: Study, data: str | None = None) -> str:
-    """What all runs are trained on: ``data``, else the declaration's, else the recipes'.
+    """Return the data that all runs are trained on: ``data``, else the declaration's, else the recipes'.
 
     Raises:
-        UserError: recipes of different data, a split of them, by which runs would be both chosen and scored, or a
-            recipe that cannot be made.
+        UserError: the recipes have different data, or a split of them, by which runs would be both chosen and scored,
+            or a recipe cannot be made.
     """
     found: dict[str, Cell] = {}
     for cell in study.cells:
@@ -176,7 +176,7 @@ def data_of(study: Study, data: str | None = None) -> str:
 
 
 def _check_names(study: Study) -> None:
-    """Raises UserError where two runs have one name, as those of a-1 at 2 and of a at 1 in its variant 2 would."""
+    """Raises UserError if two runs have the same name, as those of a-1 at 2 and of a at 1 in its variant 2 would."""
     runs = [
         Planned(cell, "tuning", variant, rate, seed)
         for cell in study.cells
@@ -193,7 +193,7 @@ def _check_names(study: Study) -> None:
 
 
 def _check_metrics(study: Study) -> None:
-    """Raises UserError where no task has the metric, or the loss that is to be flat."""
+    """Raises UserError if no task has the metric, or the loss that is to be flat."""
     if study.metric not in METRICS:
         expected = f"{', '.join(METRICS)}{nearest(study.metric, METRICS)}"
         raise UserError(f"metric: got {study.metric!r}, expected one of {expected}")
@@ -203,8 +203,8 @@ def _check_metrics(study: Study) -> None:
 
 
 def _check_differences(study: Study) -> None:
-    """Raises UserError where contenders at a point do not differ, or where one is trained for longer or on more."""
-    # in place of what each is called after its cell, or a recipe of a contender's own after something else
+    """Raises UserError if contenders at a point do not differ, or if data, length or evaluation do without a reason."""
+    # set alike, since they make no difference: the name is the cell's, the rest may come from a contender's own recipe
     alike: dict[str, Any] = {"name": study.name, "title": "", "imports": (), "import_from": None}
     at_point: dict[int, list[tuple[Cell, str, Recipe]]] = {}
     for cell in study.cells:
@@ -230,14 +230,14 @@ def _check_differences(study: Study) -> None:
 
 
 def _keys_of_training(recipe: Recipe) -> list[str]:
-    """The settings in which contenders at a point may not differ, those of evaluation among them."""
+    """The settings in which contenders at a point may not differ, including those of evaluation."""
     of_evaluation = [key for key in vars(recipe) if key.startswith("eval_") and key != "eval_batch_size"]
-    # by the size of a batch an epoch has more updates, or more data
+    # the batch size decides how many updates, or how much data, an epoch has
     return [*OF_THE_LENGTH, *OF_THE_DATA, "batch_size", "clean_samples", *of_evaluation]
 
 
 def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
-    """Raises UserError where the runs lack the metric or the loss that is declared."""
+    """Raises UserError if the runs do not measure the metric or the loss that is declared."""
     given = vars(type(recipe)).get("scores", ())  # a type that derives from one of ours may be scored by others
     if given and study.metric not in given:
         raise UserError(f"metric: got {study.metric!r} of {cell}, {recipe.task}, expected one of {', '.join(given)}")
@@ -253,7 +253,7 @@ def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
 
 
 def _check_lowest_rate(study: Study, cell: Cell, recipe: Recipe) -> None:
-    """Raises UserError where a run at the lowest rate that the grid may grow to would be refused."""
+    """Raises UserError if a run at the lowest rate that the grid may grow to would be refused."""
     rates, grows = study.tuning.rates, study.tuning.most_rates - len(study.tuning.rates)
     lowest = rates[0] * (rates[0] / rates[1]) ** grows
     try:
@@ -263,10 +263,10 @@ def _check_lowest_rate(study: Study, cell: Cell, recipe: Recipe) -> None:
 
 
 def due(study: Study, results: Mapping[str, Mapping[str, Any]], cells: Sequence[Cell] | None = None) -> list[Planned]:
-    """The runs that can start now, the most valuable first: tuning, the first seed, and other seeds last.
+    """The runs that can start now, the most valuable first: by group, tuning and the first seed; then the other seeds.
 
     Args:
-        results: by the run's name; a run that diverged is there without its metrics.
+        results: by the run's name; a run that diverged is among them, without metrics.
         cells: those that are asked for; by default all.
     """
     ranked: list[tuple[tuple[int, ...], Planned]] = []
@@ -285,7 +285,8 @@ def due(study: Study, results: Mapping[str, Mapping[str, Any]], cells: Sequence[
 
 
 def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> Choice | None:
-    """The best variant and rate; None until all runs of the grid, as far as it has to grow, have ended."""
+    """The best variant and rate; None until all runs of the grid, as far as it has to grow, have ended, and if every
+    rate diverged."""
     grid = _grid(study, cell, results)
     if any(planned.name not in results for planned in grid):
         return None
@@ -297,14 +298,14 @@ def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]
 
 
 def diverged_everywhere(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether every rate diverged, of a grid that does not grow further."""
+    """Whether every rate diverged in a grid that does not grow further."""
     grid = _grid(study, cell, results)
     return all(planned.name in results for planned in grid) and _best(study, grid, results) is None
 
 
 def is_planned(study: Study, planned: Planned, results: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether a run is among those that the declaration asks for, as far as the grids have grown, or may have grown
-    where the result of a tuning run is missing."""
+    if the result of a tuning run is missing."""
     grid = _grid(study, planned.cell, results)
     tuning = {one.rate for one in grid if one.variant == planned.variant}
     if any(one.name not in results for one in grid):
@@ -350,7 +351,7 @@ def _grid(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _next_rate(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """By which the grid of a variant grows: beyond its edge, where the best is there; None where it is whole."""
+    """The rate by which a variant's grid grows: beyond its edge, if the best is there; None if the grid is complete."""
     tried = sorted({planned.rate for planned in grid})
     best = _best(study, grid, results)
     rate = tried[0] if best is None else best[1]  # every rate diverged: lower ones
@@ -360,12 +361,12 @@ def _next_rate(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapp
 
 
 def _beyond(edge: float, inner: float) -> float:
-    """The rate by which a grid grows at an edge, by the ratio to the rate beside it."""
+    """The rate by which a grid grows at an edge, at the ratio of the edge to the rate beside it."""
     return float(f"{edge**2 / inner:.6g}")
 
 
 def _rates_within_reach(study: Study) -> set[float]:
-    """All to which a grid may grow."""
+    """All rates to which a grid may grow."""
     rates = list(study.tuning.rates)
     for _ in range(study.tuning.most_rates - len(rates)):
         rates = [_beyond(rates[0], rates[1]), *rates, _beyond(rates[-1], rates[-2])]
@@ -379,8 +380,8 @@ def _is_at_edge(study: Study, grid: Sequence[Planned], results: Mapping[str, Map
 
 
 def _best(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> tuple[str, float] | None:
-    """The variant and the rate that are best on average over the tuning's seeds, and of two equal ones the lower rate;
-    None if all diverged, each with one seed at least."""
+    """The variant and rate that are best on average over the tuning's seeds, of equal ones that with the lower rate;
+    None if all diverged, each with at least one seed."""
     key, sign = f"{study.tuned_on}_{study.metric}", 1 if higher_is_better(study.metric) else -1
     scores: dict[tuple[str, float], list[float]] = {}
     for planned in grid:

@@ -28,8 +28,8 @@ __all__ = [
     "unsound",
 ]
 
-LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # of what a claim rests on
-CLEAN_LOSS = "train_clean_loss"  # which a schedule of augmentation or dropout does not move
+LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # bounds on what a claim rests on
+CLEAN_LOSS = "train_clean_loss"  # a schedule of augmentation or dropout does not move it
 
 Verdict = Literal["for", "against", "undecided", "not yet"]
 Results = Mapping[str, Mapping[str, Any]]
@@ -41,12 +41,12 @@ class Judged:
 
     name: str
     verdict: Verdict
-    mean: float | None = None  # of the paired differences, positive where ``left`` is better
+    mean: float | None = None  # of the paired differences, positive if ``left`` is better
     low: float | None = None
     high: float | None = None
-    p: float | None = None  # two-sided, of a mean difference of zero; None too where the seeds do not differ
+    p: float | None = None  # two-sided, for a mean difference of zero; also None if the seeds do not differ
     differences: tuple[float, ...] = ()
-    reason: str = ""  # why it is undecided or not yet known, where the interval alone does not say
+    reason: str = ""  # why it is undecided or not yet known, unless the interval alone says so
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class Outcome:
 
 
 def half_width(count: int, level: float = 0.95) -> float:
-    """Of the t-interval of ``count`` values, in their standard deviations: t / √n."""
+    """Half the width of the t-interval of ``count`` values, in units of their standard deviation: t / √n."""
     from scipy import stats
 
     return float(stats.t.ppf((1 + level) / 2, count - 1)) / math.sqrt(count)
 
 
 def tested(differences: Sequence[float], level: float) -> tuple[float, float, float, float | None]:
-    """Mean of paired differences, the ends of its t-interval, and p: two-sided, of a mean of zero. Where they do not
-    differ, but for rounding, the interval is the mean alone, and p is None.
+    """Return the mean of paired differences, the ends of its t-interval, and p: two-sided, for a mean of zero. If the
+    differences are equal up to rounding, the interval is the mean alone, and p is None.
 
     Raises:
         ValueError: fewer than two differences.
@@ -104,11 +104,11 @@ def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[s
 
 
 def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
-    """The verdict of a criterion: ``not yet`` until all of its runs have ended.
+    """Return the verdict of a criterion: ``not yet`` until all of its runs have ended.
 
-    It is ``undecided`` whatever the interval where a run diverged or was still changing at its end, where a rate was
-    chosen at the edge of a grid that could not grow, where the seeds do not differ, or where the criterion was declared
-    when runs of both were there.
+    It is ``undecided``, whatever the interval, if a run diverged or was still changing at its end, if a rate was chosen
+    at the edge of a grid that could not grow, if the seeds do not differ, or if the criterion was declared when final
+    runs of both sides had begun.
     """
     cells = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
     for cell in cells:
@@ -143,13 +143,13 @@ def _verdict(criterion: Criterion, low: float, high: float) -> Verdict:
 
 
 def _declared_late(study: Study, criterion: Criterion, finals: Sequence[Mapping[int, Any]]) -> str:
-    """Where final runs of both sides know nothing of the criterion: their difference could be seen before it."""
+    """Say so if final runs of both sides do not know the criterion: their difference could be seen before it."""
     late = _unaware(finals, "criteria", study.rule(criterion))
     return f"declared, changed or given seeds when {late} of its final runs had begun" if late else ""
 
 
 def _unaware(finals: Sequence[Mapping[int, Any]], key: str, rule: str) -> int:
-    """How many final runs do not know a rule; 0 where one side has none, and of runs from before it was recorded."""
+    """How many final runs do not know a rule, not counting runs that recorded no rules; 0 if one side has none."""
     late = [sum(key in run and rule not in run[key] for run in side.values()) for side in finals]
     return sum(late) if all(late) else 0
 
@@ -165,14 +165,14 @@ def _seen_before(study: Study, claim: Claim, results: Results, key: str, rule: s
 
 
 def _claimed_late(study: Study, claim: Claim, results: Results) -> str:
-    """Where a verdict of one of its criteria could be seen before the claim was made of these criteria."""
+    """Say so if a verdict of one of its criteria could be seen before the claim was made of these criteria."""
     seen = _seen_before(study, claim, results, "claims", study.rule_of_claim(claim))
     return f"declared or changed when {seen[1]} final runs of {seen[0]} had begun" if seen else ""
 
 
 def unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
-    """Why nothing is decided by these cells' final runs, whatever their numbers: a rate at an edge, or a run that was
-    too short; else nothing."""
+    """Return why these cells' final runs decide nothing, whatever their numbers: a rate at an edge, or a run that was
+    too short; an empty string if there is no such reason."""
     for cell, found in zip(cells, finals):
         choice = choice_of(study, cell, results)
         if choice and choice.at_edge:
@@ -191,15 +191,15 @@ def unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, A
 
 
 def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: Results) -> Said:
-    """The claim once all of its criteria are met, its denial once one is met the other way, otherwise neither.
+    """Return the claim once all of its criteria are met, its denial once one is met the other way, otherwise neither.
 
-    Neither also where the study has too few seeds, or an interval or flatness that asks for too little, or where the
-    claim was made when final runs of one of its criteria were there. One that was worded anew then says so.
+    It is also neither if the study has too few seeds or asks too little of an interval or of flatness, or if the claim
+    was made when final runs of one of its criteria had begun. A claim that was reworded then says so.
     """
     verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
     against = [one for one in study.criteria if verdicts.get(one.name) == "against"]
     waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
-    if waiting and not against:  # which no further verdict would change
+    if waiting and not against:  # no further verdict would change a denial
         return Said("not yet", f"Nothing is claimed yet: no verdict for {_quoted(waiting)}.")
     if reason := _too_lenient(study, claim) or _claimed_late(study, claim, results):
         return Said("undecided", f"Nothing is claimed: {reason}.")
@@ -222,7 +222,7 @@ def _margin(study: Study, criterion: Criterion) -> str:
 
 
 def _what_is_excluded(study: Study, criterion: Criterion) -> str:
-    """Of a criterion that is against: its name, and that it excludes a lead of the margin, not every lead."""
+    """What a criterion that is *against* rules out: with a margin, only a lead of that size or more, not every lead."""
     if criterion.expect == "not_above" or not criterion.margin:
         return _quoted([criterion.name])
     return f"{_quoted([criterion.name])} by {_margin(study, criterion)} or more"
@@ -233,13 +233,13 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def cannot_be_made(study: Study) -> list[str]:
-    """A line for each claim that this study cannot make whatever its runs give, nor deny."""
+    """A line for each claim that this study can neither make nor deny, whatever its runs show."""
     reasons = ((claim, _too_lenient(study, claim)) for claim in study.claims)
     return [f"claims: nothing will be claimed of {claim.text!r}: {reason}" for claim, reason in reasons if reason]
 
 
 def _too_lenient(study: Study, claim: Claim) -> str:
-    """Rules by which nearly anything could be claimed; criteria alone are free to have them."""
+    """Name a rule by which nearly anything could be claimed; criteria without a claim are free to have one."""
     flat = study.flatness
     if len(study.seeds) < LEAST_SEEDS:
         return f"{len(study.seeds)} seeds, expected at least {LEAST_SEEDS}"

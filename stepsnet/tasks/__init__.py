@@ -1,17 +1,17 @@
 """The tasks, one package each: ``data.py`` reads, ``task.py`` trains and evaluates, ``predict.py`` uses a run.
 
-A package has these functions, of which only the first has to be there; :func:`register_task` takes the same of a task
-that is not in this folder:
+A package has the following functions, of which only the first is required; :func:`register_task` takes the same
+functions for a task that is not in this folder:
 
 - ``task.build(recipe, data, run) -> (model, task)``
 - ``predict.predict(run, recipe, inputs) -> predictions``
 - ``publish.publish(run, recipe, folder) -> publication``
-- ``deployment.deployment(run, recipe, model) -> deployment``, where models are exported
-- ``task.open_data(recipe, data, run) -> opened``, so that data are opened once for several models; ``build`` takes what
-  it returns as a fourth argument
-- ``task.resolve(recipe, opened) -> (recipe, lines)``, where data decide what a recipe leaves open
-- ``task.macs(recipe)``, where the compute of a forward pass goes by more than the model's own input size
-- ``task.normalization(recipe)``, where others start from its runs' weights: what those have seen
+- ``deployment.deployment(run, recipe, model) -> deployment``, if its models can be exported
+- ``task.open_data(recipe, data, run) -> opened``, to open data once for several models; ``build`` takes the result as a
+  fourth argument
+- ``task.resolve(recipe, opened) -> (recipe, lines)``, if the data decide what a recipe leaves open
+- ``task.macs(recipe)``, if the compute of a forward pass depends on more than the model's own input size
+- ``task.normalization(recipe)``, if other runs may start from its runs' weights: that of the images these have seen
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
     """Build a recipe's model and open its data, which decide what the recipe leaves open.
 
     Args:
-        data: used in place of the recipe's, such as ``folder:PATH``.
-        run: the folder of a run that is evaluated and not trained. Its own assets, such as its tokenizer, are used
-            in place of those of the data, and its model is as its recipe says; detection and segmentation open the
-            evaluated split only. Other data than the recipe's are divided as they come (splits.py).
+        data: used instead of the recipe's, such as ``folder:PATH``.
+        run: the folder of a run that is evaluated rather than trained. Its own assets, such as its tokenizer, are used
+            instead of those of the data, and its model is as its recipe says; detection and segmentation open only the
+            evaluated split. Data other than the recipe's are divided as they come (splits.py).
 
     Raises:
         UserError: the model or the data do not exist, or do not fit each other.
@@ -75,17 +75,17 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
 
 
 def open_data(recipe: Recipe, data: str | None = None, run: Path | None = None) -> Any:
-    """The data of a recipe, for :func:`resolve` and :func:`build_opened`; None where ``build`` alone opens them.
+    """Open a recipe's data for :func:`resolve` and :func:`build_opened`; None if ``build`` alone opens them.
 
     Raises:
-        UserError: the data do not exist, or have a mistake.
+        UserError: the data do not exist, or there is a mistake in them.
     """
     function = _function(recipe, "open_data")
     return function(recipe, data or recipe.data, run) if function else None
 
 
 def resolve(recipe: Recipe, opened: Any) -> tuple[Recipe, list[str]]:
-    """The recipe with what its data decide, and lines for the user: a decision each, or what seems to be a mistake.
+    """The recipe with what its data decide, and lines for the user, one for each decision or apparent mistake.
 
     Raises:
         UserError: what the recipe leaves open cannot be decided, or the model does not accept it.
@@ -97,16 +97,16 @@ def resolve(recipe: Recipe, opened: Any) -> tuple[Recipe, list[str]]:
 def build_opened(
     recipe: Recipe, opened: Any, data: str | None = None, run: Path | None = None
 ) -> tuple[nn.Module, Task]:
-    """As :func:`build_task`, of a recipe that leaves nothing open, with what :func:`open_data` has returned.
+    """Like :func:`build_task`, for a recipe that leaves nothing open, with what :func:`open_data` returned.
 
-    On the meta device (``with torch.device("meta")``) the recipe is checked: the task is not for training then.
+    On the meta device (``with torch.device("meta")``) this only checks the recipe: the task is then not for training.
     """
     more = () if opened is None else (opened,)
     return _function(recipe, "build")(recipe, data, run, *more)
 
 
 def macs_of(recipe: Recipe) -> int:
-    """Multiply-accumulates of a forward pass, without data."""
+    """Multiply-accumulates of a forward pass; no data are opened."""
     if macs := _function(recipe, "macs") or _inherited(recipe, "macs"):
         return macs(recipe)
     with torch.device("meta"):
@@ -115,7 +115,7 @@ def macs_of(recipe: Recipe) -> int:
 
 
 def normalization_of_run(recipe: Recipe) -> Any:
-    """The :class:`~.normalization.Normalization` of the images that a run was trained on; None where it has none."""
+    """The :class:`~.normalization.Normalization` of the images that a run was trained on; None if it has none."""
     normalization = _function(recipe, "normalization") or _inherited(recipe, "normalization")
     return normalization(recipe) if normalization else None
 
@@ -124,7 +124,7 @@ def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
     """Apply a run to images or to a prompt.
 
     Raises:
-        UserError: the folder is not a run's, or its task does not take these inputs.
+        UserError: the folder is not that of a run, or its task does not take these inputs.
     """
     recipe = read_run_recipe(run)
     inputs.check(recipe)
@@ -134,10 +134,10 @@ def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
 
 
 def publish(run: Path, recipe: Recipe, folder: Path) -> Publication:
-    """Write a run's model into an existing folder, in the form in which others load it.
+    """Write a run's model into an existing folder, in a format that others can load.
 
     Raises:
-        UserError: the run has no weights, or its task has no such form.
+        UserError: the run has no weights, or its task has no such format.
     """
     if write := _function(recipe, "publish"):
         return write(run, recipe, folder)
@@ -148,7 +148,7 @@ def describe_deployment(run: Path, recipe: Recipe, model: nn.Module) -> Deployme
     """How a run's model is used without stepsnet.
 
     Raises:
-        UserError: the folder is not whole, or models of its task are not exported.
+        UserError: the folder is incomplete, or models of its task cannot be exported.
     """
     if describe := _function(recipe, "deployment"):
         return describe(run, recipe, model)
@@ -168,24 +168,25 @@ def register_task(
     normalization: Callable[[Any], Any] | None = None,
     metrics: Sequence[Metric] = (),
 ) -> None:
-    """Add a task, as a module of the user's does that a recipe names under ``import``.
+    """Add a task, from a user's module that a recipe names under ``import``.
 
     Args:
         recipe_type: a pydantic dataclass that derives from :class:`~stepsnet.config.Recipe`. The default of its field
-            ``task`` is the task's name; a task of that name that was registered before is replaced.
-        build: as :func:`build_task`; with ``open_data`` it takes what that returns as a fourth argument.
-        predict: as :func:`predict`, with the recipe as a second argument; None where there is nothing to predict.
-        macs: as :func:`macs_of`.
-        publish: as :func:`publish`, for `stepsnet push`; None where a run is not published.
-        deployment: as :func:`describe_deployment`, for `stepsnet export`; None where models are not exported.
-        open_data: as :func:`open_data`, so that models that are compared share what it returns; not None.
-        resolve: as :func:`resolve`.
-        normalization: as :func:`normalization_of_run`, of a recipe; None: that of our task whose recipe's type this one
+            ``task`` is the task's name; a task registered earlier under that name is replaced.
+        build: like :func:`build_task`; with ``open_data``, it takes what that returns as a fourth argument.
+        predict: like :func:`predict`, with the recipe as the second argument; None if there is nothing to predict.
+        macs: like :func:`macs_of`.
+        publish: like :func:`publish`, for `stepsnet push`; None if runs are not published.
+        deployment: like :func:`describe_deployment`, for `stepsnet export`; None if models are not exported.
+        open_data: like :func:`open_data`; models that are compared share what it returns, which must not be None.
+        resolve: like :func:`resolve`.
+        normalization: like :func:`normalization_of_run`; None uses that of the task of ours whose recipe type this one
             derives from.
-        metrics: what the task's ``evaluate`` returns, besides ``loss`` and what ``metrics.py`` lists.
+        metrics: the metrics that the task's ``evaluate`` returns, besides ``loss`` and those listed in ``metrics.py``.
 
     Raises:
-        ValueError: it is no type of recipe, or its name is one of stepsnet's own tasks or metrics.
+        ValueError: ``recipe_type`` is not a recipe's type or has no default ``task``, the name is one of stepsnet's own
+            tasks, or the key of a metric is taken by a different one.
     """
     if not (isinstance(recipe_type, type) and issubclass(recipe_type, Recipe)):
         raise ValueError(f"register_task: got {recipe_type!r}, expected a type that derives from Recipe")
@@ -211,18 +212,18 @@ def register_task(
     }
 
 
-_registered: dict[str, dict[str, Callable[..., Any] | None]] = {}  # by task, what `register_task` was given
+_registered: dict[str, dict[str, Callable[..., Any] | None]] = {}  # task -> what `register_task` was given
 
 
 def _function(recipe: Recipe, name: str) -> Any:
-    """A function of the recipe's task; None where the task does not have it."""
+    """A function of the recipe's task; None if the task does not have it."""
     if recipe.task in _registered:
         return _registered[recipe.task][name]
     return _own_function(recipe.task, name)
 
 
 def _inherited(recipe: Recipe, name: str) -> Any:
-    """That of the task of ours from whose recipe a user's derives; None where it derives from none."""
+    """The function of the task of ours whose recipe type a user's derives from; None if it derives from none."""
     own = {kind: task for task, kind in RECIPE_TYPES.items() if task not in _registered}
     task = next((own[kind] for kind in type(recipe).__mro__ if kind in own), None)
     return _own_function(task, name) if task else None

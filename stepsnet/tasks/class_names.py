@@ -1,4 +1,4 @@
-"""The class names of a run, in its folder: a run is used where its data are not."""
+"""A run's class names, kept in its folder so that the run can be used without its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES_FILE = "classes.json"
 
 
 def distinct(classes: Sequence[str]) -> list[str]:
-    """The names, with the class's number where a name is not its own: ImageNet has two cranes."""
+    """The names, with the class's number appended to a name that several classes share: ImageNet has two cranes."""
     times, found = Counter(classes), []
     taken = {name for name, count in times.items() if count == 1}
     for number, name in enumerate(classes):
@@ -33,14 +33,14 @@ def save_classes(folder: Path, classes: Sequence[str]) -> None:
     """Write the class names as a JSON list, in the order of the model's outputs.
 
     Raises:
-        UserError: the folder has others, since the data of a run that is resumed have changed.
+        UserError: the folder has other names, because the data of a resumed run have changed.
     """
     check_classes(folder, classes)
     write_atomically(folder / CLASSES_FILE, json.dumps(classes, indent=1) + "\n")
 
 
 def check_classes(run: Path, classes: Sequence[str]) -> None:
-    """Raises UserError where a run's class names, if it has any, are not these in this order."""
+    """Raises UserError if a run has class names and they are not these in this order."""
     if not (run / CLASSES_FILE).exists() or list(classes) == (known := read_classes(run)):
         return
     if len(known) != len(classes):
@@ -53,7 +53,7 @@ def check_classes(run: Path, classes: Sequence[str]) -> None:
 
 
 def read_classes(run: Path) -> list[str]:
-    """The names, each its own. Raises UserError where the file is missing, or is not a list of names."""
+    """The class names, made distinct. Raises UserError if the file is missing or is not a list of names."""
     file = run / CLASSES_FILE
     classes = read_json(file, "run")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):

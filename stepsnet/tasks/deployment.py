@@ -1,4 +1,4 @@
-"""What a task says of a run's model to those who use it without stepsnet: names, input size, preprocessing, classes."""
+"""What a task tells those who use a run's model without stepsnet: names, input size, preprocessing, classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["Deployment", "of_tokens"]
 
-_TOKENS = 64  # of the samples with which a language model is tried
+_TOKENS = 64  # in each sample that a language model is tried with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +19,11 @@ class Deployment:
     input: str = "images"  # the name of the only input
     dtype: str = "float32"  # of the input
     axes: tuple[str, ...] = ("batch", "channels", "height", "width")  # of the input
-    outputs: tuple[str, ...] = ("logits",)  # () where their number is not known before the model is called
+    outputs: tuple[str, ...] = ("logits",)  # () if their number is not known before the model is called
     shape: tuple[int, ...]  # of one sample: (C, H, W), or (N,) tokens
-    preprocessing: dict[str, Any]  # in timm's words for images
-    classes: Sequence[str] | None = None  # in the order of the outputs; None where nobody has named them
-    tokenizer: str | None = None  # of a language model, as the library tokenizers writes it
+    preprocessing: dict[str, Any]  # for images, in timm's terms
+    classes: Sequence[str] | None = None  # in the order of the outputs; None if they have no names
+    tokenizer: str | None = None  # of a language model, as the tokenizers library writes it
 
 
 def of_tokens(model: Any, tokenizer: str | None = None) -> Deployment:

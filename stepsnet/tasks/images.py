@@ -1,4 +1,4 @@
-"""Reading image files as a person sees them: what every task that reads images needs."""
+"""Reading image files as a person sees them, for every task that reads images."""
 
 from __future__ import annotations
 
@@ -43,23 +43,24 @@ __all__ = [
     "stored_size",
 ]
 
-# What is opened. Pillow also knows formats that it hands on to other programs (EPS to Ghostscript) or only recognizes.
+# The formats that are opened. Pillow knows others that it passes to other programs (EPS to Ghostscript) or only
+# recognizes.
 _FORMATS = (
     *("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM"),
     *("TGA", "DDS", "ICO", "ICNS", "PCX", "SGI", "QOI", "XBM", "XPM", "PSD"),
 )
 
-_STRETCHED = {"L;2": 85, "L;4": 17}  # by which Pillow multiplies grey values of so many bits
-_GREYSCALE = ("1", "L", "LA", "La", "I", "F")  # of Pillow's modes; those of 16 bits begin with I
+_STRETCHED = {"L;2": 85, "L;4": 17}  # factors by which Pillow multiplies grey values of 2 and 4 bits
+_GREYSCALE = ("1", "L", "LA", "La", "I", "F")  # among Pillow's modes; the 16-bit ones begin with I
 
 MAX_PIXELS = "STEPSNET_MAX_IMAGE_PIXELS"  # an environment variable; a small file may claim to be a huge image
-_DEFAULT_MAX_PIXELS = 2 * 89_478_485  # where Pillow itself refuses
+_DEFAULT_MAX_PIXELS = 2 * 89_478_485  # above which Pillow itself refuses
 
-_pillows_bounds: list[int | None] = []  # what each thread has found that reads images by another bound
+_pillows_bounds: list[int | None] = []  # Pillow's bound as each thread in `pixels_allowed` found it
 _bounds_lock = threading.Lock()
 
-# They are about damaged metadata, and about large images, which are checked here. Filters of a block of code would not
-# be safe among threads.
+# Pillow warns of damaged metadata, and of large images, which are checked here. Filtering inside a block of code only
+# would not be thread-safe.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -74,12 +75,12 @@ class UnreadableImage(Exception):
 def open_image(file: Path | IO[bytes] | Image.Image, mode: str = "RGB", as_stored: bool = False) -> Image.Image:
     """Decode an image: the first frame, upright by its EXIF orientation, on white where it is transparent.
 
-    Channels of 16 bits are scaled to 8, not cut off. Decoded pixels may be converted alike by :func:`as_seen`.
+    Channels of 16 bits are scaled to 8, not clipped. :func:`as_seen` does the same to pixels that are already decoded.
 
     Args:
-        file: a path, a file that is open for reading, or one of Pillow's images, which is treated alike.
+        file: a path, a file open for reading, or a Pillow image, which is treated the same way.
         mode: "RGB" or "L".
-        as_stored: leave it as it lies in the file, for annotations that are of this (orientation.py).
+        as_stored: do not turn the image upright; for annotations of the image as it is stored (orientation.py).
 
     Raises:
         UnreadableImage: the file cannot be decoded.
@@ -89,7 +90,7 @@ def open_image(file: Path | IO[bytes] | Image.Image, mode: str = "RGB", as_store
 
 
 def open_stored(path: Path) -> Image.Image:
-    """Decode an image of labels: its values and size as they are stored, in its own mode.
+    """Decode a label image: values and size as stored, in its own mode, or in "L" if it has one bit per pixel.
 
     Raises:
         UnreadableImage: the file cannot be decoded.
@@ -103,15 +104,15 @@ def open_stored(path: Path) -> Image.Image:
 
 
 def _raw_mode(image: Image.Image) -> str:
-    """How Pillow is about to read the pixels, such as "L;4"; "" where it is not one way."""
-    tile = getattr(image, "tile", None)  # of a file
+    """The raw mode in which Pillow is about to read the pixels, such as "L;4"; "" if there is no single one."""
+    tile = getattr(image, "tile", None)  # which only an image from a file has
     args = tile[0][3] if tile else ""
     mode = args[0] if isinstance(args, tuple) and args else args
     return mode if isinstance(mode, str) else ""
 
 
 def mode_of(channels: int) -> str | None:
-    """Pillow's name for pictures of as many channels; None where it has none."""
+    """Pillow's mode for images with 1 or 3 channels; None for any other number."""
     return {1: "L", 3: "RGB"}.get(channels)
 
 
@@ -119,10 +120,10 @@ def as_seen(image: Image.Image, mode: str = "RGB", format: str | None = None) ->
     """Convert decoded pixels to "RGB" or "L" as a person sees them.
 
     Args:
-        format: of the file, by Pillow's name. PNG and PPM keep 16 bits in Pillow's mode of 32.
+        format: Pillow's name for the file's format. Pillow reads 16-bit PNG and PPM files into its 32-bit mode.
 
     Raises:
-        UnreadableImage: pixels of 32 bits, whose range of values is not known.
+        UnreadableImage: the pixels have 32 bits, and the range of their values is not known.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):
         values = np.asarray(image, dtype=np.uint32)  # (H, W), 0 … 65535
@@ -171,7 +172,7 @@ def shape_of(image: Image.Image) -> tuple[int, int, int]:
     """(channels, height, width) of an image when it is upright; it has one channel if it is stored in greyscale.
 
     Raises:
-        UserError: it is no image, as a function of the user's may return it.
+        UserError: it is not an image; a user's function may return something else.
     """
     if not isinstance(image, Image.Image):
         raise UserError(f"data: got {type(image).__name__} from read, expected one of Pillow's images")
@@ -182,7 +183,7 @@ def shape_of(image: Image.Image) -> tuple[int, int, int]:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """By EXIF, 1 where nothing is to be turned; always of a TIFF, which Pillow turns itself."""
+    """The EXIF orientation: 1 if there is nothing to turn, and always 1 for a TIFF, which Pillow turns itself."""
     return 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
 
 
@@ -194,15 +195,15 @@ def _formats() -> tuple[str, ...]:
 
 @cache
 def image_suffixes() -> frozenset[str]:
-    """The suffixes of file names, such as ``.jpg``, of the formats that are read."""
+    """The file name suffixes, such as ``.jpg``, of the formats that are read."""
     return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in _formats())
 
 
 def find_images(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The images below a folder by their suffixes, and the other files, both in order. Hidden files are left out.
+    """The images below a folder, known by their suffixes, and the other files, both in order.
 
-    Symbolic links are followed, each folder once, but for those to a folder that this one is in: a link upwards would
-    bring in the images of other classes.
+    Hidden files and folders are left out. Symbolic links are followed, each folder once, except links to this folder or
+    to one that contains it: a link upwards would bring in the images of other classes.
     """
     images: list[Path] = []
     others: list[Path] = []
@@ -226,17 +227,17 @@ def _files_below(folder: Path, visited: set[str]) -> Iterator[Path]:
 
 
 def each_in_threads(do: Callable[[T], R], items: Sequence[T], description: str) -> Iterator[R]:
-    """What a function that decodes images returns for each item, in order, with a bar; what is raised ends all."""
+    """Decode images in threads: yield ``do(item)`` for each item, in order, with a progress bar. An error ends all."""
     with ThreadPoolExecutor(cores()) as pool:  # decoding releases the interpreter's lock
         try:
             yield from progress_bar(pool.map(do, items), description, len(items))
-        except BaseException:  # a mistake of the caller's and Ctrl-C too end it at once
+        except BaseException:  # Ctrl-C or an error in the caller, too, ends it at once
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def as_image(given: Any) -> Path | Image.Image:
-    """An image from Python: a path, one of Pillow's, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
+    """An image given in Python: a path, a Pillow image, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
 
     Arrays and tensors hold bytes, or floats from 0 to 1. C is 1 (gray), 3 (RGB) or 4 (RGBA).
 
@@ -275,7 +276,7 @@ def as_image(given: Any) -> Path | Image.Image:
 
 @contextmanager
 def open_header(file: Path | IO[bytes] | Image.Image) -> Iterator[Image.Image]:
-    """Raises UnreadableImage for whatever goes wrong inside."""
+    """Open an image without decoding it. Any exception inside the block but a UserError becomes an UnreadableImage."""
     if isinstance(file, Path):
         _check_regular(file)
     try:
@@ -292,7 +293,7 @@ def open_header(file: Path | IO[bytes] | Image.Image) -> Iterator[Image.Image]:
 
 
 def _check_regular(path: Path) -> None:
-    """Raises UnreadableImage for what is not a file: opening a pipe would wait for ever."""
+    """Raises UnreadableImage if this is not a regular file: opening a pipe would wait forever."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UnreadableImage("it is not a file")
@@ -304,13 +305,13 @@ def _check_regular(path: Path) -> None:
 
 @contextmanager
 def pixels_allowed() -> Iterator[int]:
-    """Yields how many pixels an image may have; in the block, Pillow opens and crops what has as many.
+    """Yield how many pixels an image may have; inside the block, Pillow opens and crops images of up to that many.
 
-    Pillow has one bound for the whole process. It is raised only where the environment gives another, and is put back
-    when the last of several threads has left the block.
+    Pillow has a single bound for the whole process. It is raised only if the environment sets another one, and is
+    restored when the last of several threads leaves the block.
 
     Raises:
-        UserError: the environment gives no number.
+        UserError: the environment variable is not a number.
     """
     text = os.environ.get(MAX_PIXELS)
     if text is None:
@@ -340,10 +341,10 @@ def _check_pixels(size: tuple[int, int], most: int) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Of an exception, without the path that Pillow repeats in it."""
+    """The reason in an exception's message, without the path that Pillow repeats there."""
     if isinstance(error, Image.UnidentifiedImageError):
         return "cannot identify image file"
-    if isinstance(error, Image.DecompressionBombError):  # Pillow's plugins and Image.open look before we do
+    if isinstance(error, Image.DecompressionBombError):  # Pillow's plugins and Image.open check before we do
         return f"{str(error).partition(',')[0]}; {MAX_PIXELS} allows more"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

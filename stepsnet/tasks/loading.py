@@ -29,8 +29,8 @@ def loaded(
     """Load batches and move their tensors to ``device``; the same batches with any number of workers.
 
     The loader draws nothing from the run's random generators, and its workers ignore the run's signals. The workers
-    end with the ``with`` block, however it is left. They ignore SIGTERM, with which Python ends remaining workers
-    when it exits, so it would otherwise wait for them for ever.
+    end with the ``with`` block, however it is left: they ignore SIGTERM, which Python sends to remaining workers when
+    it exits, so it would wait for them forever.
 
     Args:
         workers: processes that decode and augment; no more than ``batches`` are started.
@@ -38,7 +38,7 @@ def loaded(
         **settings: further arguments of DataLoader, such as ``batch_sampler``.
 
     Raises:
-        UserError: a worker was killed, or there is no shared memory for its batches, or what a sample raises.
+        UserError: a worker was killed, there is no shared memory for its batches, or reading a sample raised one.
     """
     workers = min(workers, batches)
     loader: DataLoader = DataLoader(
@@ -72,10 +72,10 @@ def loaded(
 
 
 class _Shared:
-    """Collates, and in a worker moves the batch to shared memory.
+    """A collate function that also moves the batch to shared memory if it runs in a worker.
 
-    Torch would do that in a thread of the worker's, and where the memory is full it loses the batch there: the run
-    would wait for it for ever.
+    Torch would do that in a thread of the worker, which loses the batch if the memory is full: the run would wait for
+    it forever.
     """
 
     def __init__(self, collate: Callable[[Any], Any]):
@@ -87,16 +87,19 @@ class _Shared:
 
 
 def _start_method() -> str | None:
-    """Forked workers start at once, whatever Python's default; torch's own choice elsewhere, or where one is set."""
+    """Fork on Linux, whatever Python's default, because forked workers start at once.
+
+    None leaves the choice to torch: on other systems, or if a start method has been set.
+    """
     return "fork" if sys.platform == "linux" and multiprocessing.get_start_method(allow_none=True) is None else None
 
 
 def _naming_what_failed(batches: Iterator[Any]) -> Iterator[Any]:
-    """Raises UserError where the machine has ended a worker or left it without memory, or a worker has raised one."""
+    """Yield the batches. Raises UserError if a worker was killed, ran out of shared memory, or raised one itself."""
     try:
         yield from batches
     except UserError as error:
-        # torch puts a worker's traceback before what it says
+        # torch puts a worker's traceback before the message
         *traceback, said = str(error.args[0]).split(f"\n{type(error).__module__}.{type(error).__qualname__}: ")
         raise (UserError(said.rstrip("\n")) if traceback else error) from None
     except RuntimeError as error:
@@ -119,16 +122,16 @@ def _all_but(others: Sequence[BaseProcess]) -> list[BaseProcess]:
 
 
 def _end(workers: Sequence[BaseProcess]) -> None:
-    """Kill the workers that torch has not ended within some seconds, for example on a file system that hangs."""
+    """Kill the workers that torch has not ended within a few seconds, for example because a file system hangs."""
     for worker in workers:
         worker.kill()
         worker.join()
 
 
 def _prepare_worker(worker: int) -> None:
-    # a collection would write into the header of each record of the data, so that each worker had a copy of them all
+    # garbage collection would write to the header of each record of the data, so each worker would copy them all
     gc.freeze()
-    # a terminal sends Ctrl-C and its end to the workers too, torchrun and schedulers send SIGTERM; the run ends its
-    # workers itself
+    # a terminal sends Ctrl-C and its hangup to the workers too, and torchrun and schedulers send them SIGTERM; the run
+    # ends its workers itself
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The mean and deviation by which pixels become inputs, and what is to be told of weights to start from."""
+"""The mean and standard deviation that turn pixels into inputs, and warnings about weights to start from."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Normalization", "on_weights"]
 
 
 class Normalization(NamedTuple):
-    """Of each channel, for pixels in 0 … 1."""
+    """The mean and standard deviation of each channel, for pixels in 0 … 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def in_greyscale(self) -> Normalization:
-        """Of one channel, by the mean of the colors."""
+        """The normalization of a single channel: the mean over the colors."""
         return Normalization(*((sum(values) / len(values),) for values in self))
 
     def __str__(self) -> str:
@@ -33,12 +33,13 @@ class Normalization(NamedTuple):
 
 
 def on_weights(source: str, key: str, own: Normalization | None) -> list[str]:
-    """Lines where the weights of ``source`` are those of a run that has not ended, or were trained on images with
-    another normalization than ``own``, as far as both are known.
+    """Lines that warn of weights from an unfinished run, or of weights trained with another normalization than ``own``.
+
+    Normalizations are compared only if both are known.
 
     Args:
         source: the folder of a run, a file, or ``timm:NAME``.
-        key: of the recipe, for messages.
+        key: the recipe's key, for messages.
     """
     lines = list[str]()
     if Path(source).is_dir():
@@ -61,13 +62,13 @@ def _seen_by(source: str) -> Normalization | None:
         found = resolve_data_config(pretrained_cfg=config.to_dict())
         return Normalization(tuple(found["mean"]), tuple(found["std"]))
     if Path(source).is_dir():
-        with suppress(UserError):  # weights of which nobody knows what they have seen
+        with suppress(UserError):  # what these weights have seen is not known
             return normalization_of_run(read_run_recipe(Path(source)))
     return None
 
 
 def _are_close(given: Normalization, own: Normalization) -> bool:
-    """Also of a model in greyscale."""
+    """Whether two normalizations agree, also if only one of them is in greyscale."""
     if len(given.mean) != len(own.mean):
         given, own = given.in_greyscale(), own.in_greyscale()
     return bool(np.allclose(given, own, rtol=0, atol=1e-4))

@@ -1,7 +1,7 @@
-"""Images that their EXIF orientation turns, beside annotations in pixels: are these of the upright or the stored image?
+"""Images turned by EXIF, with annotations in pixels: do these belong to the upright image or to the stored one?
 
-Tools differ in it. The sizes tell, but not of a square image, nor of one that is mirrored or upside down: these are
-taken as the other turned images of their split, or else upright, and the user is told.
+Tools differ in this. The sizes tell, unless an image is square, mirrored or upside down: such images are read like the
+other turned images of their split, or else upright, and the user is told.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Fit = Literal["upright", "stored", "both", ""]
 
 
 def fit_of(path: Path, size: tuple[int, int]) -> Fit:
-    """Which of the two has the size (width, height) of the annotations; "" where EXIF turns nothing, or neither has.
+    """Which of the two images has the annotations' size (width, height); "" if EXIF turns nothing, or neither has it.
 
     Raises:
         UnreadableImage: the file's header cannot be read.
@@ -38,7 +38,7 @@ def are_stored(fits: Sequence[Fit]) -> list[bool]:
 
 
 def on_turned(split: str, names: Sequence[str], fits: Sequence[Fit]) -> list[str]:
-    """A line about the images of a split that are read one of two ways without a size that tells."""
+    """A line about the images of a split whose size does not tell which of the two ways to read them."""
     unknown = [name for name, fit in zip(names, fits) if fit == "both"]
     if not unknown:
         return []

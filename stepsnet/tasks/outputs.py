@@ -1,4 +1,4 @@
-"""The files that `stepsnet predict` writes: below one folder, which mirrors those of the inputs."""
+"""The files that `stepsnet predict` writes: below one folder, which mirrors the folders of the inputs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..own_files import LIST, OwnFiles
 
 __all__ = ["Outputs", "common_folder", "without_outputs"]
 
-_LONGEST_NAME = 255  # bytes, of a file on nearly every file system
+_LONGEST_NAME = 255  # bytes; the limit of nearly every file system
 
 
 def common_folder(places: Sequence[Path]) -> Path:
-    """The deepest folder that all of these are in, or are."""
+    """The deepest folder that contains all of these places, or is one of them."""
     return Path(os.path.commonpath([os.path.abspath(place) for place in places]))
 
 
 def without_outputs(files: Sequence[Path]) -> list[Path]:
-    """The files that stepsnet has not written itself, into whatever folder above them."""
+    """The files that stepsnet did not write itself, according to the lists in the folders above them."""
     folders = {parent for file in files for parent in file.absolute().parents}
     known = {folder: OwnFiles(folder) for folder in folders if (folder / LIST).exists()}
     return [
@@ -33,25 +33,25 @@ def without_outputs(files: Sequence[Path]) -> list[Path]:
 
 
 class Outputs:
-    """Paths for the results of input files, none of which takes the place of what somebody else has put there.
+    """Paths for the results of input files; none of them replaces a file that somebody else has put there.
 
-    A file that stepsnet wrote, and that is still as it was written, may be replaced.
+    A file that stepsnet wrote may be replaced, if it has not been changed since.
     """
 
     def __init__(self, folder: Path, root: Path, force: bool = False):
         """
         Args:
             folder: where the files are written.
-            root: the folder that it mirrors: a file in ``root/a`` has its results in ``folder/a``.
+            root: the folder that ``folder`` mirrors: the results of a file in ``root/a`` are in ``folder/a``.
             force: replace what is there, but never an input.
         """
         self.folder, self.root, self.force = folder, root, force
         self.own = OwnFiles(folder)
 
     def paths(self, files: Sequence[Path], ending: str) -> list[Path]:
-        """A path for each file: its own, relative to the root, with another ending in the place of its suffix.
+        """A path for each file: its own path relative to the root, with ``ending`` in place of its suffix.
 
-        Files of one name and several suffixes keep these: ``a.jpg`` and ``a.png`` get ``a.jpg.png`` and ``a.png.png``.
+        Files that differ only in their suffix keep it: ``a.jpg`` and ``a.png`` get ``a.jpg.png`` and ``a.png.png``.
         """
         relative = [Path(os.path.relpath(os.path.abspath(file), self.root)) for file in files]
         without = [file.with_suffix("") for file in relative]
@@ -63,11 +63,11 @@ class Outputs:
 
     @contextmanager
     def reserved(self, paths: Sequence[Path], inputs: Sequence[Path] = ()) -> Iterator[Outputs]:
-        """Check that these may be written, before the block writes them.
+        """Check that these paths may be written, before the block writes them.
 
         Raises:
-            UserError: one of them has too long a name, is an input, or is there and is not what stepsnet wrote, and
-                ``force`` is not given.
+            UserError: a name is too long, a path is an input, or, without ``force``, a path already exists and is not
+                as stepsnet wrote it.
         """
         given = {os.path.realpath(file) for file in inputs}
         for path in paths:

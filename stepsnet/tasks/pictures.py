@@ -13,20 +13,20 @@ __all__ = ["RULE", "as_picture", "best_median_worst", "side_by_side", "spread_ov
 
 RULE = "the best, the median and the worst of {count} images that are spread evenly over the evaluated split"
 _GAP = 6  # pixels between images that stand side by side
-_SMALL = 64  # pixels: a side up to which a picture is kept as it is
+_SMALL = 64  # pixels; pictures with sides up to this are kept without loss
 
 
 def spread_over(images: int, most: int = 60) -> list[int]:
-    """At most so many indices, evenly spread over ``range(images)``."""
+    """At most ``most`` indices, evenly spread over ``range(images)``."""
     count = min(images, most)
     return [number * images // count for number in range(count)]
 
 
 def best_median_worst(scores: Mapping[int, float]) -> dict[str, int]:
-    """The image of the highest, of the median and of the lowest score, each image once.
+    """The images with the highest, the median and the lowest score, each image once.
 
     Args:
-        scores: of the images by their index, at least one.
+        scores: the score of each image, by its index; at least one.
     """
     ranked = sorted(scores, key=lambda index: (-scores[index], index))
     chosen: dict[str, int] = {}
@@ -37,7 +37,7 @@ def best_median_worst(scores: Mapping[int, float]) -> dict[str, int]:
 
 
 def as_picture(image: Image.Image, title: str, detail: str = "", side: int = 192) -> Picture:
-    """An image for a report: at most ``side`` pixels wide and high, as a JPEG, or as a PNG where it is tiny."""
+    """An image for a report: at most ``side`` pixels wide and high, as a JPEG, or as a PNG if it is tiny."""
     image = image.convert("RGB")
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     is_small, content = max(image.size) <= _SMALL, io.BytesIO()

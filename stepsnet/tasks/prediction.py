@@ -1,4 +1,4 @@
-"""What `stepsnet predict` gives to a task and gets from it, and what the tasks' predictions share."""
+"""What `stepsnet predict` passes to a task and gets back, and what the tasks' predictions share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TAKEN_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class PredictInputs:
-    """What a user gives; each task uses the fields that apply to it."""
+    """A user's inputs and settings; each task uses the fields that apply to it."""
 
     files: Sequence[File] = ()
     prompt: str | None = None
@@ -47,18 +47,18 @@ class PredictInputs:
     seed: int = 0
     top: int = 5  # classes per image
     out: Path | None = None  # the folder for what is written
-    drawings: Path = Path("predictions")  # the same where images are drawn and there is no other
-    root: Path | None = None  # the folder that it mirrors; by default the one that all files have in common
+    drawings: Path = Path("predictions")  # the folder for drawings, if `out` is None
+    root: Path | None = None  # the folder that `out` mirrors; by default the deepest that all files are in
     force: bool = False  # replace what others have written there
-    writes: bool = True  # False: nothing is drawn and written
+    writes: bool = True  # False: nothing is drawn or written
     min_score: float = 0.5  # objects with a lower score are not drawn
     emit: Callable[[str], None] = lambda text: None  # called with each piece of a text as it is generated
-    model: nn.Module | None = None  # the run's, where it has been loaded already
-    # told of a file that cannot be read, and why; True: the others are predicted, False: it is an error
+    model: nn.Module | None = None  # the run's, if it has been loaded already
+    # called with a file that cannot be read, and the reason; True: predict the others, False: this is an error
     leave_out: Callable[[File, str], bool] = lambda file, reason: False
 
     def check(self, recipe: Recipe) -> None:
-        """Raises UserError for a setting that a run of another of our tasks would take, or one out of its range."""
+        """Raises UserError if a setting is out of range, or only applies to another of our tasks than the recipe's."""
         for name, least in (("top", 1), ("max_new_tokens", 1), ("seed", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
@@ -77,7 +77,7 @@ class PredictInputs:
 
     @property
     def places(self) -> list[Path]:
-        """The paths of the files; an image in memory is called by its number."""
+        """The paths of the files; an image in memory is named by its number."""
         return [file if isinstance(file, Path) else Path(f"image-{n}") for n, file in enumerate(self.files, 1)]
 
     @property
@@ -86,20 +86,20 @@ class PredictInputs:
         return Outputs(self.out or self.drawings, root, self.force)
 
     def into(self, name: str) -> PredictInputs:
-        """The same with results in a folder of that name inside."""
+        """The same inputs, with results in a subfolder of this name."""
         return replace(self, out=self.out and self.out / name, drawings=self.drawings / name)
 
     def require_files(self, run: Path, recipe: Recipe) -> Sequence[File]:
-        """The files. Raises UserError where a prompt is given in place of them."""
+        """The files. Raises UserError if a prompt is given instead."""
         if self.prompt is not None:
             raise UserError(f"predict: {run} is a run of {recipe.task}, expected one of language for --prompt")
         return self.files
 
     def readable(self, read: Callable[[Any], T]) -> PredictInputs:
-        """The same without the files that :func:`read` cannot read and that may be left out; each is read once.
+        """The same inputs without the files that ``read`` cannot read and that may be left out; each is read once.
 
         Raises:
-            UserError: one that may not be left out.
+            UserError: a file cannot be read and may not be left out.
         """
         kept = []
         for file in progress_bar(self.files, "reading"):
@@ -113,7 +113,7 @@ class PredictInputs:
         return replace(self, files=kept)
 
     def model_of(self, run: Path, recipe: Recipe) -> tuple[nn.Module, torch.device]:
-        """The run's model in evaluation mode, and its device. Raises UserError where it has no weights."""
+        """The run's model in evaluation mode, and its device. Raises UserError if it has no weights."""
         if self.model is None:
             device = pick_device_of_run(recipe.device)
             return optimize(trained_model(run, recipe).to(device), compile=False), device
@@ -124,14 +124,14 @@ class PredictInputs:
 class Prediction:
     """The result for one input."""
 
-    line: str  # for people; empty where everything has been emitted
+    line: str  # for people; empty if everything has been emitted
     record: Any  # the same as JSON
     input: str = ""  # the name of the file
-    answer: str = ""  # in a few words, by which runs are compared; empty where there is nothing to compare
+    answer: str = ""  # a few words, by which runs are compared; empty if there is nothing to compare
 
 
 def origin_of(file: File, key: str = "file") -> dict[str, str]:
-    """What a record says of where its image comes from: nothing, where it was in memory."""
+    """What a record says about where its image comes from: nothing if it was in memory."""
     return {key: str(file)} if isinstance(file, Path) else {}
 
 
@@ -139,7 +139,7 @@ def read_files(files: Sequence[File], read: Callable[[Any], T]) -> Iterator[T]:
     """Yield ``read(file)`` for each file, after every file has been read once as a check.
 
     Raises:
-        UserError: a file is missing or is not an image; nothing has been yielded then.
+        UserError: a file is missing or is not an image; nothing is yielded in that case.
     """
     yield from read_again(PredictInputs(files=files).readable(read).files, read)
 
@@ -148,7 +148,7 @@ def read_again(files: Sequence[File], read: Callable[[Any], T]) -> Iterator[T]:
     """Yield ``read(file)`` for each file of :meth:`PredictInputs.readable`.
 
     Raises:
-        UserError: it has changed meanwhile.
+        UserError: a file has changed in the meantime and cannot be read any more.
     """
     for file in progress_bar(files, "predicting"):
         try:

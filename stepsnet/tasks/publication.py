@@ -1,4 +1,4 @@
-"""What a task says of a model that it has written for others to load, and what the tasks' ``publish.py`` share."""
+"""What a task says about a model that it has written for others to load, and what the tasks' ``publish.py`` share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Publication:
     pipeline: str  # the hub's name for what it does, such as image-classification
     usage: str  # Python code; SOURCE stands for the repository
     note: str = ""  # a paragraph below the code
-    model: ModelSpec | None = None  # where the recipe's is found on some machines alone
+    model: ModelSpec | None = None  # in place of the recipe's, if that exists on some machines only
 
 
 def modules_of(recipe: Recipe, model: nn.Module) -> list[str]:
@@ -37,13 +37,13 @@ def modules_of(recipe: Recipe, model: nn.Module) -> list[str]:
 def publish_run_folder(
     run: Path, recipe: Recipe, folder: Path, classes_file: str, pipeline: str, draws: bool = True
 ) -> Publication:
-    """Write what ``stepsnet predict`` needs of a run, for models that no other library loads.
+    """Write what ``stepsnet predict`` needs from a run, for models that no other library loads.
 
     Args:
         draws: whether predict draws what it finds.
 
     Raises:
-        UserError: the run has no weights or no classes, or its model was made of one in a folder.
+        UserError: the run has no weights or no classes, or its model was made from one in a folder.
     """
     if inner := next((one for one in recipe.model.args.values() if str(one).startswith("local-dir:")), None):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a user should know of the data before the training, a line each."""
+"""What a user should know about the data before training, one line each."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .class_names import CLASSES_FILE
 
 __all__ = ["on_classes", "on_largest_class", "on_order", "on_scored"]
 
-_SHARE = 0.5  # of the training images, above which a class is named
-_NAMES = 3  # of classes in a line, at most
+_SHARE = 0.5  # of the training images; a class with more than this is named
+_NAMES = 3  # of classes listed in a line, at most
 
 
 def on_classes(what: str, classes: Sequence[str], trained: np.ndarray, evaluated: np.ndarray) -> list[str]:
-    """Classes of which nothing is trained on, or nothing evaluated.
+    """Lines about classes that are missing from the training data, from the evaluated data or from both.
 
     Args:
-        what: is counted, such as "images".
-        trained, evaluated: how many there are of each class.
+        what: what is counted, such as "images".
+        trained, evaluated: the count for each class.
     """
     lines = []
     if (never := (trained == 0) & (evaluated == 0)).any():
@@ -35,7 +35,7 @@ def on_classes(what: str, classes: Sequence[str], trained: np.ndarray, evaluated
 
 
 def on_largest_class(classes: Sequence[str], trained: np.ndarray, evaluated: np.ndarray) -> list[str]:
-    """A class that most training images are of, and the accuracy of answering it always."""
+    """A line if most training images are of one class, with the accuracy of always answering that class."""
     largest, total = int(trained.argmax()), trained.sum()
     if len(classes) < 2 or trained[largest] <= _SHARE * total:
         return []
@@ -47,19 +47,19 @@ def on_largest_class(classes: Sequence[str], trained: np.ndarray, evaluated: np.
 
 
 def on_order(source: str | Path, key: str, classes: Sequence[str]) -> list[str]:
-    """That the outputs of a file may be of other classes than is assumed: timm orders the same folders in its own way.
+    """A line if a file's outputs may stand for other classes than assumed: timm orders the same folders differently.
 
-    Nothing where both orders agree. The weights of a run have the names of their classes beside them.
+    There is none if both orders agree, or if the class names lie beside the file, as with the weights of a run.
 
     Args:
-        key: of the recipe, for messages.
+        key: the recipe's key, for messages.
         classes: the names of the folders, in our order.
     """
     if not Path(source).is_file() or (Path(source).parent / CLASSES_FILE).exists():
         return []
     try:
         of_timm = sorted(classes, key=natural_key)
-    except ValueError:  # a digit that is no number, such as ², ends timm's training too
+    except ValueError:  # a digit that is not a number, such as ², stops timm's training too
         return []
     pairs = enumerate(zip(classes, of_timm))
     return [
@@ -72,7 +72,7 @@ def on_order(source: str | Path, key: str, classes: Sequence[str]) -> list[str]:
 
 
 def on_scored(what: str, classes: Sequence[str], evaluated: np.ndarray, scored: np.ndarray) -> str:
-    """That the metrics are of some of the evaluated samples, and which classes none of these is of."""
+    """A line that says how many of the evaluated samples the metrics cover, and which classes they miss entirely."""
     lost = (evaluated > 0) & (scored == 0)
     none_of = f", none of them of {_names(classes, lost)}" if lost.any() else ""
     return f"the metrics are of {scored.sum()} of the {evaluated.sum()} {what} to evaluate{none_of}"

@@ -1,4 +1,4 @@
-"""Which split of the data is evaluated, and a part of the training split that is held out for it.
+"""Which split of the data is evaluated, and which part of the training split is held out for validation.
 
 ``DATA@train``, ``DATA@val`` and ``DATA@test`` mean the same for every task that reads images: the samples that are
 trained on, those that runs are validated on, and those that are scored at the end. With ``holdout`` a fixed part of
@@ -36,10 +36,10 @@ def sources_of(holdout: int | None) -> dict[str, str]:
 
 
 def divided_for(recipe: R, data: str | None) -> tuple[R, list[str]]:
-    """The recipe of a run that is evaluated on ``data``, and a line that says how these are divided.
+    """The recipe of a run that is evaluated on ``data``, and a line that says how the data are divided.
 
-    Nothing was held out of the training split of other data, so that ``DATA`` is their own validation split. The same
-    data may have moved: they are known by their name.
+    Nothing was held out of the training split of other data, so ``DATA`` means their own validation split. The recipe's
+    data may have moved: they are recognized by their name.
     """
     holdout = getattr(recipe, "holdout", None)
     trained_on, name = split_of(recipe.data)[0], split_of(data or recipe.data)[0]
@@ -52,11 +52,11 @@ def divided_for(recipe: R, data: str | None) -> tuple[R, list[str]]:
 
 
 def _is_moved(before: str, now: str) -> bool:
-    """Whether data of these names may be the same ones: the same folder or file, or another of that name and kind."""
+    """Whether these may name the same data: the same folder or file, or another with that name and kind."""
     (kind, place), (other_kind, other) = _kind_and_place(before), _kind_and_place(now)
     if kind and other_kind and kind != other_kind:
         return False
-    if kind in ("cifar10", "cifar100"):  # there is one
+    if kind in ("cifar10", "cifar100"):  # there is only one of each
         return True
     on_hub = kind == "hfds" and not Path(place).is_absolute() and not Path(other).exists()
     return not on_hub and Path(place).resolve().name == Path(other).resolve().name
@@ -69,13 +69,13 @@ def _kind_and_place(data: str) -> tuple[str, str]:
 
 
 def check_holdout(holdout: float | None, data: object, has_test: bool) -> None:
-    """Raises UserError where ``holdout`` would make a second test split."""
+    """Raises UserError if ``holdout`` would make a second test split."""
     if holdout is not None and has_test:
         raise UserError(f"holdout: got {holdout}, but {data} has a test split of its own, expected null")
 
 
 def require_split(data: str, split: str, known: Iterable[str]) -> None:
-    """Raises UserError where the data have no such split."""
+    """Raises UserError if the data have no such split."""
     known = list(known)
     if split not in known:
         held_out = "; a recipe with holdout leaves val for @test" if split == "test" else ""
@@ -83,9 +83,9 @@ def require_split(data: str, split: str, known: Iterable[str]) -> None:
 
 
 def hold_out(count: int, images: int) -> tuple[np.ndarray, np.ndarray]:
-    """The indices of the images that stay in the training split, and of ``count`` others, in order.
+    """The indices of the images that stay in the training split, and of ``count`` held-out ones, both in order.
 
-    This depends on the two numbers only, so it is the same for every run and seed.
+    The result depends only on these two numbers, so it is the same for every run and seed.
 
     Raises:
         UserError: no image would be left in one of the parts.

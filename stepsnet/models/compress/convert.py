@@ -1,16 +1,19 @@
-"""A trained network of one width, compressed to a StepsNet of less compute that begins with what fits of its function.
+"""A trained network of one width, compressed to a StepsNet of less compute that keeps as much of its function as fits.
 
-``compress(model, calibration, steps=3)`` goes four ways, the first two of which leave the function as it is:
+It takes four phases, of which ``compress(model, calibration, steps=3)`` does three. The first two leave the function as
+it is:
 
-- **Norms** (stream_parts.py). LayerNorms become RMSNorms: the mean is taken off what writes to the stream, and gains
-  and biases go into the linear layers that read it. The gains of RMSNorms and LayerScales go there too.
+- **Norms** (stream_parts.py). LayerNorms become RMSNorms: the layers that write to the stream remove the mean, and
+  gains and biases go into the linear layers that read it. The gains of RMSNorms go there too, and LayerScales into the
+  layers in front of them.
 - **Rotation** (rotation.py). One orthogonal matrix Q for the whole stream, x -> xQ. A norm without gains divides by a
-  length, which no rotation changes: the invariance of SliceGPT (arXiv 2401.15024), under one Q. Its first C_1 columns
-  are the directions that the blocks of the first step read and write most, the next those of the second step in the
-  complement, and so on.
-- **Cut** (cut.py). Block for block, the weights of the first C_i channels, and of the heads and hidden units that carry
-  most to them. A norm over C_i channels keeps the divisor of C. The blocks of the last step are whole.
-- **Distillation** (distill.py), which is the caller's training loop: the stream behind each step, then the logits.
+  length, which no rotation changes: this is the invariance of SliceGPT (arXiv 2401.15024), with a single Q. Its first
+  C_1 columns are the directions that the blocks of the first step read and write most, the next are those of the second
+  step in the complement, and so on.
+- **Cut** (cut.py). Each block keeps the weights of the first C_i channels, and of the heads and hidden units that
+  contribute most to them. A norm over C_i channels still divides their sum of squares by C. The blocks of the last step
+  stay whole.
+- **Distillation** (distill.py), in the caller's training loop: of the stream after each step, then of the logits.
 """
 
 from __future__ import annotations
@@ -42,21 +45,21 @@ def compress(
     plan: Mapping[str, Any] | StepPlan | None = None,
     rotation: Tensor | None = None,
 ) -> Compressed:
-    """A StepsNet of less compute with as much of a trained network's function as fits, ready to be distilled.
+    """Compress a trained network to a StepsNet of less compute with as much of its function as fits, to be distilled.
 
-    The model that is given is not changed. Of timm, VisionTransformers with timm's Block, learned positions and a
-    linear head; of transformers, LLaMA, Mistral, Qwen2 and Qwen3 as causal language models.
+    The given model is not changed. From timm, it can be a VisionTransformer with timm's Block, learned positions and a
+    linear head; from transformers, a causal language model of LLaMA, Mistral, Qwen2 or Qwen3.
 
     Args:
-        model: the network, trained, of one width.
+        model: the trained network, of one width.
         calibration: inputs as in training: images (B, C, H, W) or token ids (B, N) without padding, or batches of them
-            as a DataLoader has them; some thousand images or some ten thousand tokens. They choose the directions,
-            heads and hidden units that stay.
-        steps: n; by default the widths are near to √2 apart in whole heads, down from the model's own, and each step
-            has as many blocks as the others, the last those that are left.
-        plan: widths and depths, and if you like num_heads: ``{"widths": (192, 256, 384), "depths": (4, 4, 4)}``. The
-            last width is the model's own, and the depths add up to its blocks.
-        rotation: an orthogonal (C, C) of your own, in place of the one from the calibration.
+            as a DataLoader yields them; a few thousand images or some ten thousand tokens. They decide which
+            directions, heads and hidden units stay.
+        steps: n, the number of steps. Without a plan, widths are about √2 apart in whole heads, up to the model's own,
+            and each step has the same number of blocks, the last also those that are left over.
+        plan: widths, depths and optionally num_heads: ``{"widths": (192, 256, 384), "depths": (4, 4, 4)}``. The last
+            width is the model's own, and the depths add up to its number of blocks.
+        rotation: an orthogonal matrix (C, C) of your own, in place of the one from the calibration.
 
     Raises:
         UserError: a model of another family, a part that is not known, or a plan that does not fit.
@@ -79,11 +82,11 @@ def compress(
 def compressed_shape(
     model: nn.Module, steps: int = 3, *, plan: Mapping[str, Any] | StepPlan | None = None
 ) -> nn.Module:
-    """A network of the shape that :func:`compress` gives, to load the weights of a compressed one into.
+    """A network of the shape that :func:`compress` makes, into which the weights of a compressed one can be loaded.
 
     Args:
-        model: of the architecture that was compressed; its weights do not matter. It is not changed.
-        steps, plan: as they were for :func:`compress`, or widths and depths of the compressed network as the plan.
+        model: a model of the architecture that was compressed; its weights do not matter, and it is not changed.
+        steps, plan: as given to :func:`compress`; or, as the plan, the widths and depths of the compressed network.
 
     Raises:
         UserError: as :func:`compress`.
@@ -135,14 +138,14 @@ def _plan(parts: StreamParts, steps: Any, plan: Mapping[str, Any] | StepPlan | N
 
 
 def _with_heads(parts: StreamParts, widths: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Heads of the model's own size. Where they are not as wide as the stream, as many as in proportion."""
+    """Add the numbers of heads, which keep the model's own size: whole groups, in proportion to the width."""
     heads, groups = heads_and_groups(parts.blocks[0])
     num_heads = tuple(groups * max(1, round(heads * width / parts.width / groups)) for width in widths)
     return {"widths": widths, "depths": depths, "num_heads": num_heads}
 
 
 def _unit(parts: StreamParts) -> int:
-    """A width with whole heads, and whole groups of heads that share keys and values, where heads tile the width."""
+    """What widths are multiples of: whole groups of heads that share keys and values, if heads tile the width."""
     heads, groups = heads_and_groups(parts.blocks[0])
     if parts.width % heads:
         return 8 if parts.width >= 64 else 4

@@ -16,7 +16,7 @@ __all__ = ["cut_block", "heads_and_groups"]
 
 
 def heads_and_groups(block: nn.Module) -> tuple[int, int]:
-    """How many heads, and how many of them share keys and values."""
+    """The number of heads, and how many of them share keys and values."""
     attention = next(one for one in branches(block) if one.projections)
     queries, keys = (_rows_of(block, projection) for projection in (attention.projections or ())[:2])
     return heads_of(block, attention), len(queries) // len(keys)
@@ -24,10 +24,10 @@ def heads_and_groups(block: nn.Module) -> tuple[int, int]:
 
 @torch.no_grad()
 def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: int) -> None:
-    """Fill a block of a narrower width with the weights of a whole one that carry most to the first channels.
+    """Fill a narrower block with those weights of a whole one that contribute most to the first channels.
 
     Args:
-        inner: of each branch, as in Statistics.
+        inner: second moments for each branch, as in :class:`~stepsnet.models.compress.rotation.Statistics`.
         width: C_i.
 
     Raises:
@@ -59,7 +59,7 @@ def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: in
 def _of_heads(
     block: nn.Module, whole: nn.Module, parts: BranchParts, moment: Tensor, to_channels: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """For each layer of an attention the rows that stay, and the columns of its last."""
+    """The rows that stay in each layer of an attention, by path, and the columns that stay in its last layer."""
     heads, shared = heads_and_groups(whole)
     size = inputs_of_last(whole, parts) // heads
     by_head = to_channels.unflatten(-1, (heads, size))  # (C_i, H, D)
@@ -72,7 +72,7 @@ def _of_heads(
 
 
 def _rows(whole: nn.Module, kept: list[tuple[Projection, Tensor]]) -> dict[str, Tensor]:
-    """For each layer the rows that stay, of all of its parts."""
+    """The rows that stay in each layer, over all of its parts, by path."""
     rows: dict[str, list[Tensor]] = {}
     for projection, entries in sorted(kept, key=lambda one: one[0][:2]):
         rows.setdefault(projection[0], []).append(_rows_of(whole, projection).start + entries)
@@ -84,7 +84,7 @@ def _entries(heads: Tensor, size: int) -> Tensor:
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:
-    """The places of the highest, in order."""
+    """The indices of the ``count`` highest scores, in ascending order."""
     return scores.cpu().topk(count).indices.sort().values
 
 

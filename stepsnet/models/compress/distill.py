@@ -1,4 +1,4 @@
-"""A compressed network beside the one that it comes from, and the two losses that teach it."""
+"""A compressed network beside its teacher, the network that it comes from, and the two losses that train it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _IGNORED = -100  # as in torch's cross entropy
 class Compressed:
     """What :func:`stepsnet.compress` returns.
 
-    The losses are those of its experiment, `benchmarks/compress.py`: the stream for the first half of the updates, the
-    logits for the second.
+    The losses are those of the experiment in `benchmarks/compress.py`: the stream loss for the first half of the
+    updates, the logit loss for the second.
 
     Attributes:
-        model: the StepsNet, to be trained; it is complete without what stands beside it. It may be replaced by what
-            wraps it, such as DistributedDataParallel.
-        teacher: the given network's function with its stream rotated, frozen: its first C_i channels are what the
-            blocks of step i are to make.
-        widths, depths: of the model's steps.
+        model: the StepsNet to train, which needs nothing else of this object. A wrapper around it, such as
+            DistributedDataParallel, may take its place.
+        teacher: the given network with its norms folded and its stream rotated, frozen: the first C_i channels of that
+            stream are what the blocks of step i should make.
+        widths, depths: those of the model's steps.
     """
 
     def __init__(self, model: nn.Module, teacher: nn.Module, widths: Sequence[int], depths: Sequence[int]):
@@ -45,16 +45,16 @@ class Compressed:
         self._ends = [[(of_one[index], width) for index, width in ends] for of_one in blocks]
 
     def to(self, *args: Any, **kwargs: Any) -> Compressed:
-        """Both networks to a device or a precision, as ``nn.Module.to``."""
+        """Move both networks to a device or a precision, as ``nn.Module.to`` does."""
         self.model.to(*args, **kwargs)
         self.teacher.to(*args, **kwargs)
         return self
 
     def stream_loss(self, inputs: Tensor) -> Tensor:
-        """The mean over the steps of ``|y_i - t_i|² / |t_i|²``, a number.
+        """The mean over the steps of ``|y_i - t_i|² / |t_i|²``, a scalar.
 
-        y_i is the stream behind step i and t_i the first C_i channels of the teacher's behind the same block. The
-        model's last norm and head get no gradient from it, or where DistributedDataParallel waits for one, zero.
+        y_i is the stream after step i, and t_i the first C_i channels of the teacher's after the same block. The
+        model's last norm and head get no gradient from it; under DistributedDataParallel, which waits for one, zeros.
 
         Args:
             inputs: images (B, C, H, W) or token ids (B, N).
@@ -73,11 +73,12 @@ class Compressed:
         return loss + output.flatten()[:0].sum() if isinstance(self.model, DistributedDataParallel) else loss
 
     def logit_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean of cross entropy and of the Kullback-Leibler divergence from the teacher's probabilities, a number.
+        """The mean of the cross entropy and the Kullback-Leibler divergence from the teacher's probabilities, a scalar.
 
         Args:
-            inputs: images (B, C, H, W) with their classes (B) as labels, or token ids (B, N) with the tokens that
-                follow each (B, N), -100 where there is none.
+            inputs: images (B, C, H, W) or token ids (B, N).
+            labels: the classes of the images (B), or the token that follows each token (B, N), -100 where there is
+                none.
 
         Raises:
             UserError: labels of another shape, or none that counts.
@@ -99,7 +100,7 @@ class Compressed:
 
 @contextmanager
 def _watching(ends: Sequence[tuple[nn.Module, int]]) -> Iterator[list[Tensor]]:
-    """The first channels behind the given blocks, in their order, while their network runs."""
+    """Collect the first channels of the stream after each of the given blocks, in order, while their network runs."""
     found: list[Tensor] = []
 
     def keep(width: int) -> Any:

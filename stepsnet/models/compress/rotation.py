@@ -23,10 +23,10 @@ class Statistics:
     """Sums over the tokens of the calibration.
 
     Args:
-        moments: (C, C) of each block: second moments of what its branches read behind the norm, and of what they write
-            in units of the stream's RMS, each with trace 1.
-        inner: for each block and branch, second moments of what its last layer reads: (H, D, D) of an attention of H
-            heads of D channels, (K,) of an MLP of K hidden units.
+        moments: (C, C) for each block: the sum of the second moments of what its branches read after the norm, and of
+            what they write in units of the stream's RMS, each scaled to trace 1.
+        inner: for each block and branch, second moments of what its last layer reads: (H, D, D) for an attention with
+            H heads of D channels, (K,) for an MLP with K hidden units.
     """
 
     moments: list[Tensor]
@@ -34,7 +34,7 @@ class Statistics:
 
 
 class _Reads:
-    """One branch, while batches run through the network."""
+    """Sums up what one branch reads and writes while batches run through the network."""
 
     def __init__(self, block: nn.Module, parts: BranchParts):
         norm, last = block.get_submodule(parts.norm), block.get_submodule(parts.last)
@@ -77,7 +77,7 @@ def _second(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def watch(model: Any, parts: StreamParts, calibration: Any) -> Statistics:
-    """Raises UserError where there is no batch, or one that the model does not take."""
+    """Run the calibration and sum up statistics. Raises UserError without a batch, or for one the model rejects."""
     watched = [[_Reads(block, one) for one in branches(block)] for block in parts.blocks]
     device, seen = next(model.parameters()).device, 0
     try:
@@ -85,7 +85,7 @@ def watch(model: Any, parts: StreamParts, calibration: Any) -> Statistics:
             seen += len(batch)
             try:
                 run(model, batch.to(device))
-            except Exception as error:  # whatever a model says of inputs that are not its own
+            except Exception as error:  # a model may raise anything for inputs that are not its own
                 said = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise UserError(f"calibration: the model does not take {tuple(batch.shape)}: {said}") from error
     finally:
@@ -100,7 +100,7 @@ def watch(model: Any, parts: StreamParts, calibration: Any) -> Statistics:
 
 
 def _batches(calibration: Any) -> Iterator[Tensor]:
-    """Inputs in batches that fit: of a tensor, of several, or of what a DataLoader yields, labels and all."""
+    """Inputs in batches of at most _BATCH: from one tensor, several, or what a DataLoader yields, labels and all."""
     if not isinstance(calibration, Iterable) or isinstance(calibration, (str, Mapping)):
         raise UserError(
             f"calibration: got {type(calibration).__name__}, expected a tensor of inputs, or batches of them"
@@ -124,9 +124,9 @@ def run(model: Any, inputs: Tensor) -> Tensor:
 
 
 def greedy_rotation(moments: Sequence[Tensor], widths: Sequence[int], depths: Sequence[int]) -> Tensor:
-    """(C, C) orthogonal: step by step the leading directions of its blocks in the complement of those before.
+    """An orthogonal (C, C): for each step, the leading directions of its blocks in the complement of those before.
 
-    A step without blocks asks for none, and the next takes its place.
+    A step without blocks asks for none, and the next step takes its share.
     """
     width = widths[-1]
     found, first = torch.zeros(width, 0, dtype=torch.float64), 0

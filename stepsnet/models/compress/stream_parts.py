@@ -1,7 +1,7 @@
-"""What reads and writes the stream of a ViT or a LLaMA: norms without gains, and one rotation of everything.
+"""What reads and writes the stream of a ViT or a LLaMA, to free its norms of gains and to rotate all of it.
 
-M, (C, C), acts on a stream x, (…, C), as xM. A layer that writes y = Wh + b then has MᵀW and Mᵀb. One that reads Wx has
-WM, which undoes an orthogonal M.
+A matrix M (C, C) acts on a stream x (…, C) as xM. A layer that writes y = Wh + b then has MᵀW and Mᵀb. One that reads
+Wx has WM, which undoes an orthogonal M.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StreamParts:
 
     Args:
         width: C.
-        embeddings: (module, name of a parameter, its dimension of C) of what the stream begins with.
+        embeddings: (module, name of a parameter, its channel dimension) for all that the stream begins with.
         norm: (owner, name) of the norm in front of the head.
-        head: what reads it.
+        head: the linear layer that reads it.
     """
 
     width: int
@@ -48,7 +48,7 @@ class StreamParts:
     head: nn.Linear
 
     def readers(self) -> list[tuple[nn.Module, str, list[nn.Linear]]]:
-        """(owner, name of its norm, the layers behind it)."""
+        """(owner, name of its norm, the linear layers that read the norm), for each norm of the stream."""
         found = []
         for block in self.blocks:
             for one in branches(block):
@@ -62,7 +62,7 @@ class StreamParts:
 
 
 def branches(block: nn.Module) -> Sequence[BranchParts]:
-    """Raises UserError for a block whose norms and linear layers are not declared."""
+    """The branches of a block. Raises UserError if not all of its norms and linear layers are declared."""
     parts = parts_of(block) or ()
     if not parts or not all(one.norm and one.linears for one in parts):
         raise UserError(
@@ -73,13 +73,13 @@ def branches(block: nn.Module) -> Sequence[BranchParts]:
             raise UserError(f"compress: {path} of {type(block).__name__} is no linear layer, expected one")
     known = {path for one in parts for path in linear_paths(one)}
     others = [path for path, part in block.named_modules() if isinstance(part, nn.Linear) and path not in known]
-    if others:  # as the gate of an attention, which reads the stream too
+    if others:  # such as the gate of an attention, which reads the stream too
         raise UserError(f"compress: {others[0]} of {type(block).__name__}: got a layer that is not known to compress")
     return parts
 
 
 def stream_parts_of(model: Any) -> StreamParts:
-    """Raises UserError for a model of another family, or with a part that is not known."""
+    """The parts of a model. Raises UserError for one of another family, or with a part that is not known."""
     if is_of_transformers(model):
         return _parts_of_llama(model)
     if isinstance(model, VisionTransformer):
@@ -129,12 +129,12 @@ def _parts_of_llama(model: Any) -> StreamParts:
 
 @torch.no_grad()
 def fold_norms(model: nn.Module) -> Any:
-    """A copy that computes the same with RMSNorms whose gains are 1, without LayerScale and with a head of its own.
+    """A copy that computes the same with RMSNorms whose gains are 1, without LayerScale, and with an untied head.
 
-    LN(x) = RMSNorm(x - mean) γ + β: the mean goes out of what is written, γ and β into what reads.
+    LN(x) = RMSNorm(x - mean) γ + β: what writes the stream removes the mean, and γ and β go into what reads it.
 
     Raises:
-        UserError: as :func:`stream_parts_of`, or a norm that is of neither kind.
+        UserError: as :func:`stream_parts_of`, a model in steps or in a design, or a norm that is of neither kind.
     """
     if has_design(model):
         raise UserError("compress: a design of the residual stream joins the blocks, expected a model without one")
@@ -181,14 +181,14 @@ def _fold(owner: Any, name: str, layers: list[nn.Linear]) -> None:
 
 
 def _is_rms_norm(norm: nn.Module, gain: Tensor) -> bool:
-    """Whether a norm gives x / RMS(x) times its gains: that of Gemma, for one, has gains of 1 + weight."""
+    """Whether a norm gives x / RMS(x) times its weight: that of Gemma, for one, multiplies by 1 + weight."""
     x = torch.linspace(-3, 5, 2 * gain.numel()).view(2, -1).to(gain)
     expected = gain * x * x.square().mean(-1, keepdim=True).rsqrt()
     return (norm(x) - expected).norm() <= 1e-2 * expected.norm()
 
 
 def _fold_scales(parts: StreamParts) -> None:
-    """LayerScale goes into the layer in front of it."""
+    """Fold each LayerScale into the layer in front of it."""
     for block in parts.blocks:
         for one in branches(block):
             last: Any = block.get_submodule(one.last)
@@ -201,14 +201,14 @@ def _fold_scales(parts: StreamParts) -> None:
 
 
 def _untie(model: Any, parts: StreamParts) -> None:
-    """A head that shares the embedding cannot take the norm's gains: then it has weights of its own."""
+    """Give a head that shares the embedding weights of its own, since those cannot take the norm's gains."""
     if parts.head.weight is model.get_input_embeddings().weight:
         parts.head.weight = nn.Parameter(parts.head.weight.detach().clone(), requires_grad=False)
     model.config.tie_word_embeddings = False
 
 
 def rotate(parts: StreamParts, q: Tensor) -> None:
-    """The stream x as xQ, Q (C, C) orthogonal, in place; the function of the model, whose norms are folded, stays."""
+    """Rotate the stream x to xQ, Q (C, C) orthogonal, in place; a model whose norms are folded computes the same."""
     _apply(parts, q, to_readers=True)
 
 

@@ -1,6 +1,6 @@
-"""A trained network as the first step of a wider StepsNet, which computes the same until it is trained on.
+"""A trained network as the first step of a wider StepsNet, which computes the same until it is trained further.
 
-``grow(model, steps=2)`` widens the residual stream from C_1 to C_n channels. Five parts keep the function:
+``grow(model, steps=2)`` widens the residual stream from C_1 to C_n channels. Five measures keep its function:
 
 - **The old blocks** stay as they are, weights and names, and read and write the first C_1 channels. Only their rates
   of stochastic depth, which do nothing in evaluation, are spread anew over all blocks.
@@ -8,14 +8,14 @@
 - **The embeddings** get new channels, drawn with the standard deviation of the trained ones. They wait for the new
   blocks, and nothing else reads them.
 - **The norms** outside of the blocks become norms by slices (:class:`~stepsnet.models.slice_norm.SliceNorm`). One
-  norm over C_n channels would divide the old ones by another number. Channels of zeros would only need a factor in an
-  RMSNorm, but a LayerNorm's mean cannot be mended so, and the new blocks would have nothing of their own to read.
-- **The head** gets columns of zeros for the new channels. A tied head has the embedding's new columns, and there the
-  new slice of the last norm has weights of zero in place.
+  norm over C_n channels would divide the old ones by another number. If the new channels were zeros instead, a factor
+  would correct an RMSNorm, but not the mean of a LayerNorm, and the new blocks would have nothing of their own to read.
+- **The head** gets columns of zeros for the new channels. A tied head has the embedding's new columns; there the
+  weights of the last norm's new slice are zero instead.
 
-Only one factor of each new path is zero in front of another that is not, so no gradient is stuck. In the first update
-the output projections get one, by the rows that write the old channels, and so do the head's columns (tied: the
-norm's weights). From the second on every parameter has one.
+On each new path only one factor is zero, and the other is not, so no gradient is stuck. In the first update, the output
+projections get a gradient through the rows that write the old channels, and so do the head's columns (if tied, the
+norm's weights). From the second update on, every parameter gets one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .plan import RoundTo
 __all__ = ["grow"]
 
 
-@torch.inference_mode(False)  # its models are to be trained on
+@torch.inference_mode(False)  # the models that it returns are to be trained
 def grow(
     model: nn.Module,
     steps: int | None = None,
@@ -44,23 +44,22 @@ def grow(
     plan: Mapping[str, Any] | StepPlan | None = None,
     round_to: RoundTo = "heads",
 ) -> nn.Module:
-    """A wider StepsNet whose first step is the given network; at the start its outputs are those of the network.
+    """Grow a network into a wider StepsNet whose first step it is; at the start, the outputs are those of the network.
 
-    The model that is given is not changed. Of timm, VisionTransformers and their subclasses, such as DeiT and
-    Steps-DeiT; of transformers, LLaMA, Mistral, Granite, Phi-3, Qwen2, Qwen3, those of
-    :func:`stepsnet.stepify` from them, and the Steps-Transformer. A network in several steps grows too, by further
-    ones.
+    The given model is not changed. From timm, VisionTransformers and their subclasses can grow, such as DeiT and
+    Steps-DeiT; from transformers, LLaMA, Mistral, Granite, Phi-3, Qwen2 and Qwen3, what :func:`stepsnet.stepify` makes
+    of them, and the Steps-Transformer. A network that already has several steps gets further ones.
 
-    What is frozen in the given model stays frozen, and so do the new channels of its embeddings. New blocks and the
-    norms of new channels are trained, and so is a head of its own, whose columns for new channels begin at zero.
+    What is frozen in the given model stays frozen, including the new channels of frozen embeddings. New blocks and the
+    norms of new channels are trained, and so is an untied head, whose columns for new channels begin at zero.
 
     Args:
-        model: the network, trained.
-        steps: n, the number of steps with those that are there; by default one more.
-        plan: widths and depths, and if you like num_heads, of all steps with those that are there:
+        model: the trained network.
+        steps: n, the number of steps, including those it has already; by default one more.
+        plan: widths, depths and optionally num_heads of all steps, including those it has already:
             ``{"widths": (192, 272), "depths": (12, 6)}``. By default each new step is √2 wider than the one before and
             has half as many blocks as the first.
-        round_to: "heads" rounds widths as the paper does, a number to a multiple of it.
+        round_to: "heads" rounds widths as the paper does, a number rounds them to multiples of it.
 
     Returns:
         A model of the class that :func:`stepsnet.stepify` would give. Its new weights are drawn from torch's generator.
@@ -71,7 +70,7 @@ def grow(
     _check_options(model, steps, plan, round_to)
     check_no_peft(model, "grow")
     if is_of_transformers(model):
-        from .of_transformers import grown_transformer  # only where transformers is there
+        from .of_transformers import grown_transformer  # only if transformers is installed
 
         return grown_transformer(model, steps, plan, round_to)
     return grown_vit(model, steps, plan, round_to)

@@ -1,4 +1,4 @@
-"""What a grown network starts with where there was nothing: channels like the trained, and blocks that add zero."""
+"""Start values for the new parts of a grown network: channels like the trained ones, and blocks that add zero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["drawn_like", "silence"]
 
 @torch.no_grad()
 def drawn_like(trained: Tensor, more: int, dim: int) -> Tensor:
-    """The tensor with ``more`` entries behind its own along ``dim``, of a normal distribution as wide as its own."""
+    """Append ``more`` entries along ``dim``, drawn from a normal distribution with the tensor's standard deviation."""
     shape = list(trained.shape)
     shape[dim] = more
     drawn = torch.randn(shape, dtype=trained.dtype, device=trained.device) * trained.std(correction=0)
@@ -21,7 +21,7 @@ def drawn_like(trained: Tensor, more: int, dim: int) -> Tensor:
 
 @torch.no_grad()
 def silence(block: nn.Module, outputs: tuple[str, ...] | Any) -> None:
-    """Let a block leave the stream as it is: zeros in the modules that make what it adds."""
+    """Make a block leave the stream as it is, by zeros in the modules that produce what it adds."""
     for path in outputs:
         for parameter in block.get_submodule(path).parameters(recurse=False):
             parameter.zero_()

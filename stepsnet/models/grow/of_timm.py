@@ -1,4 +1,4 @@
-"""timm's VisionTransformers as the first step of a wider StepsNet; convert.py says what keeps their function."""
+"""timm's VisionTransformers as the first step of a wider StepsNet; convert.py says how their function is kept."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _adapter(block: nn.Module, width: int) -> BlockAdapter | None:
 
 
 def _with_steps(sequence: Any, added: list[nn.Module], plan: ContainerPlan, old_steps: int) -> StepsNet:
-    """The container with further steps; the names of the old blocks stay."""
+    """The container with further steps; the old blocks keep their names."""
     remaining = iter(added)
     groups = [[next(remaining) for _ in range(depth)] for depth in plan.depths[old_steps:]]
     if isinstance(sequence, StepsNet) and not isinstance(sequence, StepSequence):
@@ -121,7 +121,7 @@ def _with_steps(sequence: Any, added: list[nn.Module], plan: ContainerPlan, old_
     else:
         named = OrderedDict(sequence.named_children())
         named |= {str(len(named) + i): block for i, block in enumerate(added)}
-        scale = getattr(sequence, "stream_scale", 1.0)  # of an nn.Sequential: none
+        scale = getattr(sequence, "stream_scale", 1.0)  # an nn.Sequential has none
         grown = StepSequence(named, plan.widths, plan.depths, stream_scale=scale)
     for module in (grown, grown.networks, *list(grown.networks)[old_steps:]):  # not the old blocks
         module.training = sequence.training
@@ -135,7 +135,7 @@ def _names_of_blocks(model: Any) -> list[str]:
 
 
 def _widen(model: Any, width: int, new_width: int) -> None:
-    """Everything outside of the blocks, in place."""
+    """Widen everything outside of the blocks, in place."""
     more = new_width - width
     patches = model.patch_embed.proj
     for parameters in (patches._parameters, model._parameters):
@@ -153,7 +153,7 @@ def _widen(model: Any, width: int, new_width: int) -> None:
     for name in _HEADS:
         if isinstance(head := getattr(model, name, None), nn.Linear):
             zeros = torch.zeros_like(head.weight[:, :1]).expand(-1, more)
-            # trained in a frozen network too: by zeros the new channels would never be read
+            # trained even if the network is frozen: through zeros the new channels would never be read
             head.weight = nn.Parameter(torch.cat((head.weight.detach(), zeros), 1))
             head.in_features = new_width
     model.embed_dim = model.num_features = model.head_hidden_size = new_width

@@ -1,4 +1,4 @@
-"""Language models of transformers as the first step of a wider StepsNet; convert.py says what keeps their function."""
+"""Language models of transformers as the first step of a wider StepsNet; convert.py says how their function is kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GROWING = [name for name, row in FAMILIES.items() if row.outputs]
 def grown_transformer(
     model: Any, steps: int | None, plan: Mapping[str, Any] | StepPlan | None, round_to: RoundTo
 ) -> nn.Module:
-    """As :func:`stepsnet.grow`: a new model of the library's own initialization, with the old weights put into it."""
+    """As :func:`stepsnet.grow`: a new model, initialized by the library, with the old weights put into it."""
     config, family = model.config, _family_of(model)
     ours = isinstance(config, StepsTransformerConfig)
     container, old = _container_of(model, family)
@@ -67,7 +67,7 @@ def _family_of(model: Any) -> Family:
 
 
 def _container_of(model: Any, family: Family) -> tuple[Container, ContainerPlan]:
-    """The layers as a container of the widest step, and the plan of all steps."""
+    """All layers as a container of the largest width, and the plan of all steps."""
     config = model.config
     layers = list(get_path(model.base_model, family.layers))
     whole = sum(getattr(config, "depths", None) or [config.num_hidden_layers])
@@ -103,7 +103,7 @@ def _per_step(config: Any, name: str) -> list[int]:
 
 
 def _longer_lists(config: StepsTransformerConfig, plan: ContainerPlan, slices: list[int]) -> StepsTransformerConfig:
-    """The configuration of a Steps-Transformer with further steps; hidden sizes and groups as in its last one."""
+    """The configuration of a Steps-Transformer with further steps, whose MLP ratio and groups are the last step's."""
     fields = config.to_dict()
     for name in ("model_type", "architectures", "transformers_version", "hidden_size", "head_dim", "num_hidden_layers"):
         fields.pop(name, None)
@@ -124,7 +124,7 @@ def _longer_lists(config: StepsTransformerConfig, plan: ContainerPlan, slices: l
 
 @torch.no_grad()
 def _fill(result: Any, model: Any, family: Family, width: int) -> None:
-    """Put the old weights into the grown model, and what keeps its function."""
+    """Put the old weights into the grown model, and set the new ones so that its function is kept."""
     new_width = result.config.hidden_size
     layers, old_layers = (get_path(one.base_model, family.layers) for one in (result, model))
     _keep_buffers(result, model)
@@ -152,7 +152,7 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
             tied = True
             continue
         set_types(new_head, head, frozen=True)
-        new_head.weight.requires_grad_()  # zeros for the new channels, which would never be read
+        new_head.weight.requires_grad_()  # through frozen zeros the new channels would never be read
         new_head.weight.zero_()
         new_head.weight[:, :width] = head.weight
         if head.bias is not None:
@@ -162,7 +162,7 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
 
 
 def _keep_buffers(result: nn.Module, model: nn.Module) -> None:
-    """Those of the same shape, such as the frequencies of rotary positions, which may have a type of their own."""
+    """Copy buffers of the same shape, such as the frequencies of rotary positions, which may have their own type."""
     theirs = dict(model.named_buffers())
     for name, own in list(result.named_buffers()):
         if name in theirs and theirs[name].shape == own.shape:
@@ -174,7 +174,7 @@ def _heads(model: Any) -> list[tuple[str, nn.Linear]]:
     """The linear layers outside of the base model, which read its last norm.
 
     Raises:
-        UserError: something else is there.
+        UserError: another module with parameters is there.
     """
     base = model.base_model
     if base is model:

@@ -1,4 +1,4 @@
-"""Which widths, heads and depths the new steps of a grown network have."""
+"""The widths, heads and depths of the new steps of a grown network."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def plan_growth(
     that :func:`stepsnet.plan_steps` gives the last width.
 
     Args:
-        container: the blocks of the widest step, by which the new ones are made.
+        container: the blocks of the widest step, from which the new ones are made.
 
     Raises:
-        UserError: no new step, an unknown key, or a plan that does not begin with the old steps and widen.
+        UserError: no new step, an unknown key, or a plan that does not begin with the old steps or does not widen.
     """
     if plan is not None:
         if round_to != "heads":
@@ -55,7 +55,7 @@ def plan_growth(
 
 
 def _unit(container: Container, exact: float, round_to: RoundTo) -> int:
-    """What the width of a new step is a multiple of: of its heads, or of the heads' size where that stays."""
+    """What the width of a new step is a multiple of: its number of heads or, if the heads' size stays, that size."""
     block, adapter = container.template, container.adapter
     if round_to != "heads":
         return round_to
@@ -69,7 +69,7 @@ def _unit(container: Container, exact: float, round_to: RoundTo) -> int:
 
 
 def _wider_widths(container: Container, more: int, round_to: RoundTo) -> list[int]:
-    """The ``more`` widths behind the container's, √2 apart, each a multiple of its unit, narrowest first."""
+    """The ``more`` widths above the container's, √2 apart, each a multiple of its unit, narrowest first."""
     width = container.width
     widths = [width]
     for k in range(1, min(more, _MOST_STEPS) + 1):

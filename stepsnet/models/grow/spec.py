@@ -1,7 +1,7 @@
 """A grown network in a recipe: ``{"name": "grow", "args": {"model": RUN, "steps": 2}}``.
 
-The recipe that a run writes names no folder for its model: that of RUN stands in it whole, so that the run is read,
-resumed and published without RUN. Its weights are read from RUN when the training starts.
+The recipe that a run writes holds the model of RUN in full, in place of its folder, so that the run can be read,
+resumed and published without RUN. The weights are read from RUN when training starts.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def create(**kwargs: Any) -> nn.Module:
     """The grown network with random weights in place of the trained ones, for a :class:`~stepsnet.config.ModelSpec`.
 
     Args:
-        model: the folder of a finished run, or name and args of the model there as a mapping.
-        weights: where those are that it starts from: a run, a file or ``timm:NAME``; by default the run.
+        model: the folder of a finished run, or a mapping with the name and args of its model.
+        weights: the source of the weights that it starts from: a run, a file or ``timm:NAME``; by default the run.
         **kwargs: options of :func:`stepsnet.grow`; others are arguments of the model that grows.
 
     Raises:
-        UserError: the folder is not one of a finished run, or as :func:`stepsnet.grow`.
+        UserError: the folder is not that of a finished run, or as :func:`stepsnet.grow`.
     """
     return _grown(_before(_with_source(ModelSpec(NAME, kwargs))), kwargs)
 
 
 def with_sources(recipe: R) -> R:
-    """The recipe with the models that a run's folder stands for; others stay as they are.
+    """The recipe with the model of a run in place of the run's folder; other models stay as they are.
 
     Raises:
-        UserError: a folder that is not one of a finished run, or a run of another task.
+        UserError: a folder that is not that of a finished run, a run of another task, or ``init`` beside a grown model.
     """
     changes: dict[str, Any] = {}
     for key in ("model", "baseline"):
@@ -80,7 +80,7 @@ def _with_source(spec: ModelSpec, task: str | None = None) -> ModelSpec:
         raise UserError(f"{_KEY}.model: got {str(inner)[:60]}, expected the folder of a finished run, or name and args")
     if not isinstance(args.get("weights"), str):
         raise UserError(f"{_KEY}.weights: got none, expected those of {inner['name']}: a run, a file or timm:NAME")
-    # what the data decide of a model is looked for among its own arguments
+    # the arguments that the data decide are looked up among the model's own
     shared = {key: value for key, value in (inner.get("args") or {}).items() if key in SHARED_ARGS}
     return ModelSpec(NAME, {**shared, **args})
 
@@ -113,11 +113,11 @@ def start_grown(model: nn.Module, recipe: Recipe) -> list[str]:
     """Put trained weights into a grown network, which then computes what the trained one does.
 
     Args:
-        model: as the recipe's model is built; on the meta device it is only found out whether the weights fit.
-        recipe: of another model nothing is done.
+        model: the recipe's model, as it is built; on the meta device, only the fit of a run's weights is checked.
+        recipe: if its model is not a grown one, nothing is done.
 
     Returns:
-        What is to be told.
+        Lines that tell the user what was done.
 
     Raises:
         UserError: the weights cannot be read, or do not fit the network before it has grown.
@@ -129,7 +129,7 @@ def start_grown(model: nn.Module, recipe: Recipe) -> list[str]:
     with torch.device("meta") if is_meta else nullcontext():
         before = _before(recipe.model)
     takes_all = Path(source).is_dir() or hasattr(before, "config")
-    # of a file only what fits is taken, so that a head of other classes is drawn, and positions may be resized
+    # from a file only what fits is taken: a head for other classes is drawn anew, and positions may be resized
     those = source if takes_all else f"the network that grows, with what fits of {source}"
     lines = [f"grown from {source}: {_described(model)}; at the start its outputs are those of {those}"]
     if is_meta:

@@ -29,8 +29,9 @@ __all__ = [
 ]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]
-# What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
-# positions need it; a multiple of the heads' size, which stays; or any, with the heads' size as it is
+# What a block requires of its widths. "divide": the number of heads divides the width, and their size may change;
+# "even": the same, but the size is even, as rotary positions require; "multiple": the width is a multiple of the size
+# of a head, which stays as it is; "any": any width, and the size of a head stays as it is
 HeadRule = Literal["divide", "even", "multiple", "any"]
 
 
@@ -39,21 +40,24 @@ class BlockAdapter:
     """How blocks of one class are built at another width.
 
     Args:
-        rebuild: (block, width, heads) -> a block like it at that width; heads is None for blocks without.
-        num_heads: (block) -> its attention heads, or None.
-        head_rule: (block) -> what the widths of the block have to be.
-        head_size: (block) -> D.
-        kv_groups: (block) -> query heads for each key and value head; the heads stay a multiple of it.
-        drop_paths: the paths of stochastic depth in the block, a module or None; every new block gets its own rate.
-        outputs: the paths of the modules that make what is added; with their weights and biases at zero, the block
-            leaves the stream as it is. None: not known, and then a model of such blocks does not grow.
-        initialize: (model, original blocks), the initialization of a whole model with such blocks, as its library
-            does it; None where the blocks that ``rebuild`` makes are initialized.
-        start: values of parameters that nothing in the library initializes again, by path. Where all the blocks of a
-            model have one value, it is taken from there.
+        rebuild: (block, width, heads) -> a block like the given one at that width; heads is None for blocks that have
+            none.
+        num_heads: (block) -> its number of attention heads, or None.
+        head_rule: (block) -> what the block requires of its widths, a ``HeadRule``.
+        head_size: (block) -> D, the size of a head.
+        kv_groups: (block) -> the number of query heads per key and value head; the number of heads stays a multiple
+            of it.
+        drop_paths: the paths of stochastic depth in the block, each a module or None; every new block gets its own
+            rate.
+        outputs: the paths of the modules that produce what the block adds; with their weights and biases at zero, the
+            block leaves the stream as it is. None if they are not known; a model of such blocks cannot grow.
+        initialize: (model, original blocks), initializes a whole model with such blocks, as its library does it; None
+            if the blocks that ``rebuild`` returns are initialized already.
+        start: values, by path, of parameters that no function of the library initializes again. If a parameter has one
+            and the same value throughout the original blocks, that is used instead.
         dim: the channel dimension: 1, -1, or None for the one that residual/channels.py finds.
-        constructed: ``rebuild`` is no more than the constructor, behind which the model may have started its blocks
-            anew, as by ``self.apply(self._init_weights)``; new ones are started so too.
+        constructed: whether ``rebuild`` only calls the constructor. The model may have initialized its blocks again
+            after constructing them, as by ``self.apply(self._init_weights)``; then new blocks get the same treatment.
     """
 
     rebuild: Rebuild
@@ -85,12 +89,13 @@ def register_block(
     Args:
         rebuild: (block, width, heads) -> a new, initialized block like this one for a residual stream of ``width``
             channels; ``heads`` is None unless the next argument is given.
-        heads: where a block has its number of attention heads, such as "attn.num_heads"; it has to divide the width.
+        heads: the path of a block's number of attention heads, such as "attn.num_heads"; the number has to divide the
+            width.
         branches: what the block adds to the residual stream, see :func:`stepsnet.residual.declare_branches`; None
-            leaves what has been declared.
-        dim: the channel dimension, 1 or -1; by default the last, but of blocks with convolutions or batch norms the
-            one whose size their norms have, or 1 where these leave it open, in series and videos if a block begins
-            with one of these layers.
+            keeps what has been declared before.
+        dim: the channel dimension, 1 or -1. By default it is the last; for blocks with convolutions or batch norms it
+            is the one whose size their norms have, or, if the norms leave it open, dimension 1 (in series and videos
+            only if the block begins with one of these layers).
     """
 
     def of_block(block: nn.Module) -> int | None:
@@ -109,7 +114,7 @@ def register_block(
 
 
 def declare(block_class: type[nn.Module], roles: Roles | Callable[[Any], Roles], **options: Any) -> None:
-    """A row for a class whose sizes are declared, see :class:`Roles`; for blocks of several kinds as a function."""
+    """Add a row for a class whose sizes are declared by :class:`Roles`, or by a function if its blocks differ."""
 
     def roles_of(block: nn.Module) -> Roles:
         return roles if isinstance(roles, Roles) else roles(block)
@@ -127,7 +132,7 @@ def declare(block_class: type[nn.Module], roles: Roles | Callable[[Any], Roles],
 
 
 def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:
-    """The adapter's block, with what goes wrong in it as one line."""
+    """The block that the adapter builds at another width; an error in building it becomes a UserError of one line."""
     where = f"stepify: {where.lstrip('.') or 'the model'}"
     try:
         new = adapter.rebuild(block, width, heads)
@@ -145,7 +150,7 @@ def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | No
 
 
 def initializer_of(model: Any) -> Callable[[], Any] | None:
-    """A model's own function for all its weights, as timm's models have it; None where it asks for arguments."""
+    """A model's own function that initializes all its weights, as timm's models have; None if it needs arguments."""
     whole, of_module = (getattr(model, name, None) for name in ("init_weights", "_init_weights"))
     if callable(whole) and _takes(whole):
         return whole
@@ -153,9 +158,9 @@ def initializer_of(model: Any) -> Callable[[], Any] | None:
 
 
 def initialize_like(model: Any, originals: Sequence[Any] = ()) -> None:
-    """Start all weights as the model's own function does, or that of timm's file which its class is from.
+    """Initialize all weights by the model's own function, or else by that of the timm file which its class is from.
 
-    Around blocks in a model of one's own there may be neither: then they stay as their constructors have them.
+    A user's own model around the blocks may have neither: then the weights stay as the constructors set them.
     """
     homes = (cls.__module__ for cls in type(model).__mro__)
     home = next((name for name in homes if name.startswith("timm.models.")), None)

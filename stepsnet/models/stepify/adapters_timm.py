@@ -1,6 +1,6 @@
 """timm's residual blocks: the roles of their sizes, and how timm initializes their models.
 
-The rates of dropout, activations, windows and other options stay those of the block that is rebuilt.
+Dropout rates, activations, windows and other options stay those of the block that is rebuilt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _QKV = {
 
 
 def _with_mlp(roles: Roles, *names: str) -> Callable[[Any], Roles]:
-    """The same roles, and those of the block's MLPs: the first layer of a gated one has two halves."""
+    """Return a function that adds the roles of a block's MLPs; the first layer of a gated MLP has two halves."""
 
     def of_block(block: Any) -> Roles:
         tensors = dict(roles.tensors)
@@ -217,7 +217,7 @@ declare(
     initialize=initialize_like,
 )
 
-# ---- PoolFormer, ConvFormer, CAFormer (metaformer.py): by convolutions or by attention over tokens
+# ---- PoolFormer, ConvFormer, CAFormer (metaformer.py): tokens are mixed by pooling, convolutions or attention
 
 
 _SCALES = ("layer_scale1", "layer_scale2", "res_scale1", "res_scale2")
@@ -256,9 +256,9 @@ declare(
 
 
 def _init_resnet(model: Any, originals: Sequence[Any]) -> None:
-    """Last norms begin at zero, timm's default, unless the original's are all at one, and so were told not to.
+    """Start each block's last norm at zero, timm's default, unless the originals' are all one, so this was turned off.
 
-    Of an original without values, on the meta device, that is not known.
+    Originals on the meta device have no values to tell; their new blocks start at zero.
     """
     last = [block.bn3 if hasattr(block, "bn3") else block.bn2 for block in originals]
     were_told = all(not norm.weight.is_meta and bool((norm.weight == 1).all()) for norm in last)

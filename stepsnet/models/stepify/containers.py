@@ -1,4 +1,4 @@
-"""The containers of like residual blocks in a model, found by running it on the meta device."""
+"""The containers of residual blocks of one kind in a model, found by running it on the meta device."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Container:
     lead: int  # blocks at the beginning that change the width or the resolution
     width: int  # C
     dim: int
-    call: Example  # what the first block behind the leading ones is called with
-    read_behind: tuple[int, ...] = ()  # of the blocks before the last one, those whose output the model reads as well
-    stage: int = 1  # of the model, counted from 1, with those that cannot be in steps
+    call: Example  # what the first block after the leading ones is called with
+    read_behind: tuple[int, ...] = ()  # the blocks before the last one whose output the model reads as well
+    stage: int = 1  # its stage of the model, counted from 1; stages that cannot be in steps are counted too
     passes: int = 1  # how often the model runs it
 
     @property
@@ -72,13 +72,13 @@ class _Call:
 
 
 def find_containers(model: nn.Module, example: Example) -> list[Container]:
-    """The containers in the order of the model's modules, which in a hierarchical model is that of its stages.
+    """Find the containers, in the order of the model's modules, which in a hierarchical model is that of its stages.
 
     Raises:
-        UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter;
-            the model adds a block's input to its output, which is for the block to do. A container whose blocks change
-            the stream, have no adapter, are not residual or do not follow each other is left out where there is
-            another.
+        UserError: there is none; a block changes the width or the resolution after others that keep them; a block has
+            no adapter; the model adds a block's input to its output, which the block should do itself. A container
+            whose blocks change the stream, have no adapter, are not residual or do not follow each other is left out
+            if there is another.
     """
     in_place = next((path for path, module in model.named_modules() if isinstance(module, StepsNet)), None)
     if in_place is not None:
@@ -102,7 +102,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             refused.append((keep, len(blocks) > 1, _size_of(blocks), one))
     if not found:
         if refused:
-            raise UserError(f"stepify: {max(refused)[-1]}")  # of those that are the nearest to a StepsNet's
+            raise UserError(f"stepify: {max(refused)[-1]}")  # of the candidate nearest to a StepsNet's container
         raise UserError(
             f"stepify: {type(model).__name__} has no container of like blocks, expected an nn.Sequential or "
             "nn.ModuleList of residual blocks of one class that keep the shape of their input"
@@ -111,7 +111,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
 
 
 class _Seen:
-    """A model's sequences of like blocks, and what one forward pass on the meta device has shown of each block."""
+    """A model's sequences of blocks of one class, and what a forward pass on the meta device shows of each block."""
 
     def __init__(self, model: nn.Module, example: Example):
         traced = on_meta(model)
@@ -125,10 +125,10 @@ class _Seen:
         self.uses.note_read(outputs)
 
     def container(self, path: str, blocks: list[nn.Module]) -> Container | str | None:
-        """The container; or why it is none, where it could have been one; or None, where it is no stream of blocks.
+        """Return the container; or, if it could have been one, why it is not; or None if the blocks form no stream.
 
         Raises:
-            UserError: it would be one but for something that the user has to mend.
+            UserError: it would be one, but for something that the user has to fix.
         """
         if blocks[0] in self.unfit:
             return f"{path}.0 ({type(blocks[0]).__name__}) {self.unfit[blocks[0]]}"
@@ -167,7 +167,7 @@ class _Seen:
         return Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read, passes=first.times)
 
     def _check_stream(self, kind: str, blocks: Sequence[nn.Module]) -> None:
-        """Raises UserError where the stream is written to by others than the blocks, or in its place by one."""
+        """Raises UserError if a block writes into its input, or the model adds a block's input to its output."""
         if self.uses.written.intersection(blocks):
             raise UserError(
                 f"stepify: {kind} writes into its input, which the rest of the stream would share with it, expected "
@@ -181,12 +181,15 @@ class _Seen:
 
 
 def _size_of(blocks: Sequence[nn.Module]) -> int:
-    """In parameters, those that blocks share as often as they do."""
+    """The number of parameters; one that blocks share is counted once for each of them."""
     return sum(parameter.numel() for block in blocks for parameter in block.parameters())
 
 
 def _stages_of(found: Sequence[Container], paths: Sequence[str]) -> list[int]:
-    """Which stage of the model each container is: among all sequences at like paths, such as ``stages.2.blocks``."""
+    """The stage of each container, counted among all sequences at paths of one pattern, such as ``stages.2.blocks``.
+
+    If the containers' paths have several patterns, only the containers are counted.
+    """
     patterns = {_pattern(one.path) for one in found}
     like = [path for path in paths if _pattern(path) in patterns]
     return [like.index(one.path) + 1 if len(patterns) == 1 else i for i, one in enumerate(found, 1)]
@@ -197,7 +200,7 @@ def _pattern(path: str) -> str:
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
-    """Sequences of modules of one class with parts of their own; those inside a block of another follow it."""
+    """Sequences of modules of one class, with submodules and parameters; those inside a block of another follow it."""
     for path, module in model.named_modules():
         members = members_of(module) if type(module) in (nn.Sequential, nn.ModuleList) else []
         if members and len({type(member) for member in members}) == 1:
@@ -207,7 +210,10 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
 
 
 def trace_blocks(model: nn.Module, blocks: list[nn.Module], example: Example) -> dict[nn.Module, _Call]:
-    """How each block is called, with one tensor first, in a forward pass without data of a copy of the model."""
+    """How each block is called in a forward pass of a copy of the model without data.
+
+    Blocks that do not take a tensor first and return one are left out.
+    """
     traced = on_meta(model)
     copies = dict(zip(model.modules(), traced.modules()))
     calls, _ = _trace(traced, [copies[block] for block in blocks], example, {})
@@ -220,12 +226,12 @@ def _trace(
     """How each block is called in a model on the meta device, and what the model returns.
 
     Args:
-        unfit: gets what keeps a block from being one of a StepsNet, y = F(x) of one tensor.
+        unfit: is filled with the reason for each block that cannot be one of a StepsNet, y = F(x) of one tensor.
     """
     calls: dict[nn.Module, _Call] = {}
 
     def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if isinstance(output, tuple):  # a family of transformers knows its blocks and takes the first
+        if isinstance(output, tuple):  # known families of transformers, which ignore ``unfit``, have the stream first
             unfit[block] = "returns a tuple, expected one tensor"
             output = output[0]
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
@@ -247,7 +253,7 @@ def _trace(
 
 
 def _why_not(error: Exception) -> str:
-    """What keeps a model from running on the meta device."""
+    """Why a model does not run on the meta device."""
     reason = in_a_line(error)[:200]
     if re.search("meta tensor|meta device|register_meta|'Meta' backend", str(error)):
         return (

@@ -1,7 +1,7 @@
 """Any residual model as a StepsNet of about the same compute: its blocks at several widths, all else as it was.
 
-``stepify("convnext_atto", steps=3)``, or ``stepify(model, steps=3)`` for a model that exists. What a block class needs
-for that is a row of adapters_timm.py; what the result is, is StepSequence.
+Call ``stepify("convnext_atto", steps=3)``, or ``stepify(model, steps=3)`` for an existing model. A class of timm's
+blocks is declared by a row of adapters_timm.py; the blocks in steps are held by a StepSequence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .watch import reached
 __all__ = ["OPTIONS", "create", "model_and_example", "stages_in_steps", "stepify"]
 
 
-@torch.inference_mode(False)  # its models are to be trained
+@torch.inference_mode(False)  # the models that it returns are to be trained
 def stepify(
     model: nn.Module | str,
     steps: int = 3,
@@ -49,40 +49,39 @@ def stepify(
     tokens: int = 256,
     **model_args: Any,
 ) -> nn.Module:
-    """The StepsNet of a residual model: the same class, stem, positions, norms and head, and blocks in steps.
+    """Turn a residual model into a StepsNet: the same class, stem, positions, norms and head, with blocks in steps.
 
-    The model that is given is not changed. New blocks start as the model's library starts them, without the hooks of
-    the old ones; all other weights are the model's. With ``steps=1`` the result is the model, weights and names
-    included, but for a ``stream_scale`` or a design, of which "fixup", "deepnorm" and "rezero" draw weights anew.
+    The given model is not changed. New blocks are initialized as the model's library does it, without the hooks of the
+    old ones; all other weights are the model's. With ``steps=1`` the result is the model, weights and names included,
+    except for a ``stream_scale`` or a design; the designs "fixup", "deepnorm" and "rezero" draw weights anew.
 
     Args:
         model: a timm model or its name, "causal_lm" with the fields of a configuration of transformers (see
-            models/causal_lm.py), or any model whose body is containers of like residual blocks.
+            models/causal_lm.py), or any model whose body consists of containers of residual blocks of one kind.
         steps: n, the number of steps; odd for a bow-tie.
         profile: "steps" from narrow to wide, "reverse", or "bowtie", as in :func:`stepsnet.plan_steps`.
-        match: what the new blocks of a container have to add up to: its "macs" or its "params".
-        blocks: number of blocks of each container to reach at the same cost; by default near to twice as many with
-            three steps.
-        stages: of a hierarchical model, counted from 1, as in Table 11; by default those with at least ``steps``
-            blocks that keep their width and resolution. The blocks of the others stay as they are.
-        plan: widths, depths and, if you like, num_heads in place of the search and of ``steps``, with one entry per
-            step in the order of execution: ``{"widths": (96, 192), "depths": (12, 6)}``, or what
-            :func:`stepsnet.plan_steps` returns. For several stages each has one such sequence per stage. The widest is
-            the model's own width, with the model's own number of heads.
-        round_to: "heads" rounds widths as the paper does, a number to a multiple of it. Blocks without heads have
-            multiples of 8, or of 4 below a width of 64.
-        stream_scale: factor of the stream where it enters each container that ``steps`` and ``stages`` choose, see
-            :func:`stepsnet.describe_stepify`. The original with the same scale is that of ``steps=1`` and the same
-            ``stages``.
-        residual: the design of each step's stream, a key of ``stepsnet.residual.DESIGNS``, as
-            :func:`stepsnet.residual.connect` joins blocks; of all containers, or of the ``stages``. Blocks with
-            channels last, of no model of transformers.
-        residual_options: those of the design, such as ``{"streams": 4}``.
-        example: a batch that the model takes, for a model of neither library: a tensor, or a list of its arguments or
-            a mapping of its keyword arguments with tensors of the same batch among them. Only shapes count: those of
-            one sample where the first dimension is the batch, else all of them.
+        match: the cost of a container that its new blocks have to match in total, "macs" or "params".
+        blocks: the number of blocks that each container should have at the same cost; by default, three steps give
+            about twice as many as before.
+        stages: the stages of a hierarchical model to put in steps, counted from 1 as in Table 11; by default those with
+            at least ``steps`` blocks that keep their width and resolution. The blocks of the others stay as they are.
+        plan: widths, depths and optionally num_heads, in place of the search and of ``steps``, with one entry per step
+            in the order of execution: ``{"widths": (96, 192), "depths": (12, 6)}``, or what
+            :func:`stepsnet.plan_steps` returns. For several stages, each of these holds one such sequence per stage.
+            The widest step has the model's own width and number of heads.
+        round_to: "heads" rounds widths as the paper does, a number rounds them to multiples of it. With "heads", blocks
+            without heads get multiples of 8, or of 4 if the model is narrower than 64.
+        stream_scale: a factor for the stream where it enters each container that ``steps`` and ``stages`` choose, see
+            :func:`stepsnet.describe_stepify`. ``steps=1`` with the same ``stages`` gives the original with this scale.
+        residual: the design of each step's stream, a key of ``stepsnet.residual.DESIGNS``; it joins blocks as
+            :func:`stepsnet.residual.connect` does, in all containers or in those of ``stages``. It is for blocks with
+            channels last, and not for models of transformers.
+        residual_options: the options of the design, such as ``{"streams": 4}``.
+        example: a batch that the model takes, for a model from neither library: a tensor, a list of arguments, or a
+            mapping of keyword arguments, with tensors of the same batch among them. Only its shapes count: those of
+            one sample if the first dimension is the batch, else those of the whole example.
         tokens: the sequence length at which the compute of a model of transformers is matched.
-        **model_args: of the model, where a name is given.
+        **model_args: arguments of the model, if it is given by name.
 
     Raises:
         UserError: a name that timm does not know, a model without such containers, a block without an adapter, or a
@@ -142,7 +141,7 @@ def _check_options(
     example: Any,
     tokens: Any,
 ) -> None:
-    """Raises UserError for the first option of :func:`stepify` of another type or out of bounds."""
+    """Raises UserError for the first option of :func:`stepify` that has the wrong type or is out of bounds."""
     check_round_to(round_to)
     for name, value in {"steps": steps, "blocks": blocks, "tokens": tokens}.items():
         if name == "blocks" and value is None:
@@ -169,7 +168,7 @@ def create(**kwargs: Any) -> nn.Module:
     """:func:`stepify` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "stepify", "args": {"model": NAME, …}}``.
 
     Raises:
-        ValueError: no ``model``.
+        ValueError: ``model`` is missing or not a name.
         UserError: as :func:`stepify`.
     """
     if not isinstance(kwargs.get("model"), str):
@@ -178,10 +177,10 @@ def create(**kwargs: Any) -> nn.Module:
 
 
 def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tuple[nn.Module, Example, dict[str, Any]]:
-    """The model that is named, what it is called with, and the options of :func:`stepify` without the model's own.
+    """The model, built if a name is given, its example, and the options of :func:`stepify` without the model's own.
 
     Raises:
-        UserError: an unknown name, or options that are neither stepify's nor, beside a name, the model's.
+        UserError: an unknown name, or options that are neither stepify's nor, if a name is given, the model's.
     """
     own = {key: value for key, value in options.items() if key not in OPTIONS}
     options = {key: value for key, value in options.items() if key in OPTIONS}
@@ -206,12 +205,12 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     return model, example_of(model, options.get("example")), options
 
 
-@torch.inference_mode(False)  # what it watches has versions
+@torch.inference_mode(False)  # inference tensors have no version counters, which BlockUses compares
 def stages_in_steps(model: nn.Module | str, steps: int = 3, **options: Any) -> list[int] | None:
-    """The stages that :func:`stepify` puts in steps with these arguments; None where they are all that it finds.
+    """The stages that :func:`stepify` puts in steps with these arguments; None if they are all that it finds.
 
-    For the original with the same ``stream_scale``, ``stepify(model, 1, stages=…, stream_scale=…)``, which by default
-    has it in all.
+    ``stepify(model, 1, stages=…, stream_scale=…)`` with these stages is the original with the same scale; without them
+    it would have the scale in all stages.
 
     Raises:
         UserError: as stepify.
@@ -227,7 +226,7 @@ def stages_in_steps(model: nn.Module | str, steps: int = 3, **options: Any) -> l
 
 
 def _check_sizes(chosen: Sequence[Container]) -> None:
-    """Raises UserError for a block with a tensor without a role in its adapter, or with more heads than channels."""
+    """Raises UserError for a block that has a tensor without a role in its adapter, or more heads than channels."""
     for one in chosen:
         try:
             heads = one.adapter.num_heads(one.template)
@@ -242,7 +241,7 @@ def _check_sizes(chosen: Sequence[Container]) -> None:
 
 
 def _check_taps(model: nn.Module, replaced: Sequence[Container]) -> None:
-    """Raises UserError where the model reads its stream behind some of its blocks, which in steps are other places."""
+    """Raises UserError if the model reads its stream after some of its blocks, which in steps are other places."""
     for one in replaced:
         if one.read_behind and len(one.read_behind) < len(one.blocks) - 1 - one.lead:
             places = ", ".join(map(str, one.read_behind[:4])) + ", …" * (len(one.read_behind) > 4)
@@ -255,7 +254,7 @@ def _check_taps(model: nn.Module, replaced: Sequence[Container]) -> None:
 
 
 def _check_ties(model: nn.Module, replaced: Sequence[Container]) -> None:
-    """Raises UserError where something else has a parameter of a block: the new blocks would not share it."""
+    """Raises UserError if a part outside the blocks shares a parameter with them: new blocks would not share it."""
     for one in replaced:
         inside = {parameter: path for path, parameter in nn.ModuleList(one.blocks[one.lead :]).named_parameters()}
         within = f"{one.path}." if one.path else ""
@@ -268,12 +267,14 @@ def _check_ties(model: nn.Module, replaced: Sequence[Container]) -> None:
 
 
 def _check_that_it_runs(result: nn.Module, call: Example) -> None:
-    """Without data. A part outside of the blocks can hold something for each block or head, as some positions do, and a
-    model can run as many blocks as it was made with.
+    """Run the result without data; raises UserError if it fails, or makes no use of some blocks.
+
+    A part outside of the blocks may hold something for each block or head, as some positions do, and a model may run
+    only as many blocks as it was made with.
     """
     traced = on_meta(result)
     for copied, parameter in zip(traced.parameters(), result.parameters()):
-        copied.requires_grad_(parameter.requires_grad)  # a model may write into one that takes none
+        copied.requires_grad_(parameter.requires_grad)  # a model may write into a frozen one
     sequences = [(path, module) for path, module in traced.named_modules() if isinstance(module, StepSequence)]
     called: set[nn.Module] = set()
     try:
@@ -300,7 +301,7 @@ def _check_that_it_runs(result: nn.Module, call: Example) -> None:
 
 
 def _check_blocks(model: nn.Module, path: str, fit: Sequence[bool], what: str, since: str) -> None:
-    """Raises UserError where some blocks do not fit."""
+    """Raises UserError if some blocks do not fit."""
     if wrong := [i for i, fits in enumerate(fit) if not fits]:
         blocks = f"{path}.{wrong[0]}" + (f" to {path}.{wrong[-1]}" if len(wrong) > 1 else "")
         raise UserError(
@@ -316,7 +317,7 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
         from .of_transformers import model_of_name
 
         return model_of_name(name.removeprefix("transformers:"), args)
-    import_extra("pydantic", "model")  # a model that is at hand needs none
+    import_extra("pydantic", "model")  # only a model given by name needs it
     from ..build import is_elsewhere
 
     name = name.removeprefix("timm:")

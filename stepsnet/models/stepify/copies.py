@@ -17,7 +17,7 @@ __all__ = ["check_copies", "check_leaves"]
 
 
 def check_copies(model: nn.Module) -> None:
-    """Raises UserError for a model that ``copy.deepcopy`` does not take, and names the attribute where it is found."""
+    """Raises UserError for a model that ``copy.deepcopy`` cannot copy, naming the attribute if it is found."""
     if lazy := next((where for where, value in _held(model) if is_lazy(value)), None):
         raise UserError(f"stepify: {lazy} has no shape yet, expected a model after its first forward pass")
     try:
@@ -30,7 +30,7 @@ def check_copies(model: nn.Module) -> None:
 
 
 def check_leaves(model: nn.Module, replaced: Collection[nn.Module]) -> None:
-    """Raises UserError for a tensor that is computed from weights, which has no copy, but for those in new blocks."""
+    """Raises UserError for a tensor computed from weights, which cannot be copied, outside of the replaced blocks."""
     left_out = {inner for block in replaced for inner in block.modules()}
     for where, value in _held(model, left_out):
         if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in tree_leaves(value)):
@@ -53,7 +53,7 @@ def _held(model: nn.Module, left_out: Collection[nn.Module] = ()) -> Iterator[tu
 
 
 def _not_copied(model: nn.Module) -> str:
-    """Where a model holds what cannot be copied; where that is not found, the model."""
+    """The path of the attribute that cannot be copied; if none is found, the name of the model's class."""
     memo: dict[int, Any] = {id(one): one for one in (*model.modules(), *model.parameters(), *model.buffers())}
     for where, value in _held(model):
         try:

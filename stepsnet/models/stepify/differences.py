@@ -1,4 +1,4 @@
-"""In what the blocks of a container differ: kinds that take turns, as shifted windows do, and rates that grow."""
+"""How the blocks of a container differ: in kinds that alternate, as shifted windows do, and in rates that grow."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ __all__ = [
     "spread_rates",
 ]
 
-# attributes that torch notes in a module, and no constructor is told
+# attributes that torch itself keeps in every module, whatever its constructor was given
 OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_impl"} | {
     name for name in vars(nn.Module()) if "hook" in name
 }
 PLAIN = (bool, int, float, str, tuple, type(None))
 _OF_ONE_VALUE = (
     *(*PLAIN, Number, bytes, Enum, slice, range, type, BuiltinFunctionType, torch.dtype, torch.device),
-    PurePath,  # which notes its text in a slot, once it was asked for
+    PurePath,  # it caches its text in a slot when that is first needed
 )
 Kind = list[tuple[str, type, dict[str, Any], dict[str, Any]]]
-Rates = dict[tuple[str, str], list[float]]  # by the path of a part and the name of its rate: that of each block
+Rates = dict[tuple[str, str], list[float]]  # (path of a part, name of its rate) -> the rate in each block
 
 
 def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> Kind:
-    """Classes, attributes and shapes of a block's modules: equal for blocks that differ in their weights alone.
+    """Classes, attributes and shapes of a block's modules: equal for blocks that differ only in their weights.
 
-    Buffers count as attributes, but for the running statistics of norms, which training changes.
+    Buffers count as attributes, except for the running statistics of norms, which training changes.
 
     Args:
         ignored: paths of modules that are left out, such as stochastic depth.
@@ -59,7 +59,7 @@ def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> Kind:
     return [
         (
             path,
-            type_before_parametrizations(module),  # each that is parametrized has a class of its own
+            type_before_parametrizations(module),  # torch gives each parametrized module a class of its own
             {name: value for name, value in _attributes(module).items() if name not in _numbers_of(module)}
             | _constants(module),
             {k: v if v is None else v.shape for k, v in (module._parameters | module._buffers).items()},
@@ -69,12 +69,12 @@ def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> Kind:
 
 
 def _numbers_of(module: nn.Module) -> set[str]:
-    """Attributes in which like blocks differ; of transformers' layers their number, which each new one gets anew."""
+    """Attributes that number a block: for transformers' layers their index, which each new layer gets anew."""
     return {"layer_idx"} if type(module).__module__.startswith("transformers.") else set()
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What a module's constructor may have been told, as it can be compared."""
+    """A module's attributes that may come from constructor arguments, in a form that can be compared."""
     return {name: _comparable(value) for name, value in vars(module).items() if name not in OF_TORCH}
 
 
@@ -84,7 +84,7 @@ def _constants(module: nn.Module) -> dict[str, Any]:
 
 
 class _Values:
-    """A tensor that equals another one of the same values, whatever their types; one without data equals any."""
+    """A tensor that equals any of the same shape and values, whatever their types; without data, only shapes count."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor.detach()
@@ -96,15 +96,16 @@ class _Values:
             return True
         try:
             return torch.equal(self.tensor, other.tensor.to(self.tensor))
-        except RuntimeError:  # of a kind that is not compared, as sparse ones
+        except RuntimeError:  # a kind that torch.equal does not compare, such as sparse tensors
             return type(self.tensor) is type(other.tensor)
 
 
 def _comparable(value: Any, depth: int = 4) -> Any:
-    """A value such that it equals that of a like block, which may have an object of its own there.
+    """A form of the value that equals that of another block of its kind, which may have an object of its own there.
 
-    A function is its code and what that holds, another object its class and its attributes, or itself where it has
-    none and can be compared, as a compiled pattern; a module, and what lies deeper than ``depth``, only its class.
+    A function becomes its code with its defaults and what it closes over; any other object its class and attributes, or
+    stays itself if it has none but can be compared, such as a compiled pattern. A module, and what lies deeper than
+    ``depth``, becomes just its class.
     """
 
     def inner(*values: Any) -> list[Any]:
@@ -142,7 +143,7 @@ def _comparable(value: Any, depth: int = 4) -> Any:
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty yet
+    except ValueError:  # the cell is still empty
         return None
 
 
@@ -151,8 +152,8 @@ def originals_of(
 ) -> list[int]:
     """For each of ``count`` new blocks, the index of the original block that it copies.
 
-    If the blocks repeat with a period, block j copies original j modulo the period. If they repeat only once attributes
-    of each block's own (such as its number) are ignored, block j copies the original at about the same relative depth
+    If the blocks repeat with a period, block j copies original j modulo the period. If they repeat only when attributes
+    of each block's own (such as its index) are ignored, block j copies the original at about the same relative depth
     and the same place in the period. Two blocks that differ alternate, unless only their rates differ.
 
     Args:
@@ -174,9 +175,10 @@ def originals_of(
 
 
 def period_of(kinds: Sequence[Any]) -> int | None:
-    """After how many entries a sequence repeats; None if it does not.
+    """The number of entries after which a sequence repeats; None if it does not.
 
-    A last entry like the first one shows it for three entries, which take turns; of more, both ends may be special.
+    Three entries repeat even if only the last equals the first. In a longer sequence this is not enough, since both
+    ends may be special.
     """
     count = len(kinds)
     periods = range(1, count if count <= 3 else count - 1)
@@ -184,7 +186,7 @@ def period_of(kinds: Sequence[Any]) -> int | None:
 
 
 def _without_own(kinds: Sequence[Kind]) -> list[Kind]:
-    """Kinds without the attributes of which each block has its own value."""
+    """The kinds without those attributes that have a value of their own in each block."""
     attributes = [{(path, name): v for path, _, named, _ in kind for name, v in named.items()} for kind in kinds]
     shared = [key for key in attributes[0] if all(key in one for one in attributes)]
     own = {key for key in shared if _is_own([one[key] for one in attributes])}
@@ -198,7 +200,7 @@ def _without_own(kinds: Sequence[Kind]) -> list[Kind]:
 
 
 def _is_own(values: list[Any]) -> bool:
-    """Whether values are numbers that rise or fall, or all differ; of two blocks, which may take turns, only rates."""
+    """Whether values are numbers that rise or fall, or all differ; for two blocks, which may alternate, only rates."""
     are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     rises = are_numbers and values[0] != values[-1] and sorted(values) in (values, values[::-1])
     if len(values) <= 2:
@@ -207,16 +209,17 @@ def _is_own(values: list[Any]) -> bool:
 
 
 def rate_at(rates: Sequence[float], index: int, count: int) -> float:
-    """Of ``count`` blocks from the first rate to the last."""
+    """The rate of block ``index`` of ``count``, in equal steps from the first rate to the last."""
     return rates[0] + (rates[-1] - rates[0]) * index / max(1, count - 1)
 
 
 def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
-    """Parts without weights in which blocks differ by one fraction that rises or falls, as by stochastic depth.
+    """Parts without weights in which blocks differ by one fraction that rises or falls, as in stochastic depth.
 
     An ``nn.Identity`` is a part whose rate is 0. A block that drops by a function holds its rate itself, under the
-    path "": the only fraction in which three blocks or more differ, and in equal steps, since factors of the depth
-    follow other laws, and what is derived from the rate would stay as it is.
+    path "". To count, the rate has to be the only fraction in which the blocks, at least three, differ, and has to
+    change in equal steps: factors that depend on the depth follow other laws, and anything derived from the rate would
+    stay as it is.
     """
     paths = dict.fromkeys(path for block in blocks for path, module in block.named_modules() if _can_have_rate(module))
     own = [_attributes(block) for block in blocks]
@@ -260,12 +263,12 @@ def _differ(values: Sequence[Any]) -> bool:
 def spread_rates(
     new: Sequence[nn.Module], templates: Sequence[nn.Module], originals: Sequence[nn.Module], rates: Rates
 ) -> None:
-    """Each rate from the first to the last over new blocks, where these have that of the block they are made from."""
+    """Spread each rate from the first to the last over new blocks, if these have the rates of their templates."""
     for (path, name), values in rates.items():
         parts = [_at(block, path) for block in new]
         of_templates = [_at(block, path) for block in templates]
         if not all(type(a) is type(b) and vars(a).get(name) == vars(b).get(name) for a, b in zip(parts, of_templates)):
-            continue  # a user's own function has decided it
+            continue  # the user's own function has set it
         with_rate = next(part for block in originals if name in vars(part := _at(block, path)))
         without_hooks = {id(hooks): type(hooks)() for key, hooks in vars(with_rate).items() if key in HOOKS}
         for j, (block, part) in enumerate(zip(new, parts)):

@@ -1,4 +1,4 @@
-"""The example that a model is called with on the meta device, by which :func:`stepsnet.stepify` finds its blocks."""
+"""The example with which :func:`stepsnet.stepify` calls a model on the meta device, to find its blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Example:
     """What a model is called with, on the meta device.
 
     Args:
-        given: args and kwargs with the values that they were given with, where a user has.
+        given: args and kwargs with their values, if the user gave them.
     """
 
     args: tuple[Any, ...] = ()
@@ -38,7 +38,7 @@ class Example:
 
 
 def check_example(example: Any) -> None:
-    """Raises UserError for what is no batch: a tensor of at least one dimension, or arguments with such tensors."""
+    """Raises UserError unless it is None or a batch: a tensor with a dimension, or arguments with such tensors."""
     if example is None or (isinstance(example, Tensor) and example.dim() > 0):
         return
     values = (
@@ -54,9 +54,9 @@ def check_example(example: Any) -> None:
 
 
 def example_of(model: nn.Module, given: Any = None) -> Example:
-    """What a model is called with, on the meta device. Raises UserError where it is not known.
+    """What a model is called with, on the meta device. Raises UserError if it is not known.
 
-    Of an example that is given it is one sample, where the first dimension is one of samples.
+    A given example is reduced to one sample if its first dimension counts samples.
     """
     if given is not None:
         args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, list | tuple) else (given,)
@@ -68,7 +68,7 @@ def example_of(model: nn.Module, given: Any = None) -> Example:
     built_for, reads = getattr(patches, "img_size", None), getattr(getattr(patches, "proj", None), "in_channels", None)
     if hasattr(model, "pretrained_cfg"):
         chans, height, width = resolve_model_data_config(model)["input_size"]
-    elif built_for and reads:  # of timm, without its create_model
+    elif built_for and reads:  # a model of timm that its create_model did not make
         chans = reads
     else:
         raise UserError(
@@ -82,7 +82,7 @@ def example_of(model: nn.Module, given: Any = None) -> Example:
 
 
 def _on_meta(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None = None) -> Example:
-    """A given example, or of each of its tensors so many rows."""
+    """A given example on the meta device, or only the first ``rows`` of each of its tensors."""
 
     def there(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -95,10 +95,10 @@ def _on_meta(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None = N
 
 
 def _one_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
-    """The first row of each tensor; None where it is no sample by itself.
+    """The first row of each tensor; None if it is not a sample by itself.
 
-    That is so where tensors have different numbers of rows, as the nodes and edges of a graph, and where the rows cost
-    more together than one by one, as the times of a sequence that attend to each other.
+    It is not if the tensors have different numbers of rows, like the nodes and edges of a graph, or if the rows cost
+    more together than one by one, like the time steps of a sequence that attend to each other.
     """
     lengths = {len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()}
     whole, one = _on_meta(args, kwargs), _on_meta(args, kwargs, 1)
@@ -106,12 +106,12 @@ def _one_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         return one
     try:
         return one if len(lengths) == 1 and whole.macs(model) <= min(lengths) * one.macs(model) else None
-    except OF_MODULES:  # it does not take one row, or is refused for the whole that it does not take
+    except OF_MODULES:  # it does not take one row; or not the whole either, which is refused later
         return None
 
 
 def _inside(model: nn.Module) -> str:
-    """Of a model that wraps one that needs no example: how that one is put in steps."""
+    """For a model that wraps one that needs no example, how to reach the inner one; else ""."""
     for path, module in model.named_modules():
         if path and (_is_of_a_family(module) or hasattr(module, "pretrained_cfg")):
             return f"the model inside of it, model.get_submodule({path!r}), or "

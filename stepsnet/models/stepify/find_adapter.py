@@ -1,4 +1,4 @@
-"""Which adapter a block has: the row of its class, or its constructor where that takes the width and nothing else."""
+"""Which adapter a block has: the row of its class, or its constructor if that takes the width and nothing else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["adapter_declared_for", "adapter_of"]
 
 
 def adapter_of(block: nn.Module, width: int, others: Sequence[nn.Module] = ()) -> BlockAdapter | None:
-    """The adapter of a block's class, or one that calls a constructor which takes the width and nothing else.
+    """The adapter of a block's class, or one that calls its constructor if that takes the width and nothing else.
 
-    Such a constructor has to make the same block, and the ``others`` of its class, at their own ``width``: then nothing
-    else was said to it that shows in shapes or attributes. What shows in the weights alone, such as the scale that all
-    blocks start with, is taken from them when new blocks are started.
+    The constructor has to reproduce the block, and the ``others`` of its class, from their own ``width``: then it was
+    given nothing else that affects shapes or attributes. What affects only weights, such as the scale that all blocks
+    start with, is taken from the blocks when new ones are initialized.
     """
     found = adapter_declared_for(block)
     if found is None and _takes_its_width([block, *others], width):
@@ -27,7 +27,7 @@ def adapter_of(block: nn.Module, width: int, others: Sequence[nn.Module] = ()) -
 
 
 def adapter_declared_for(block: nn.Module) -> BlockAdapter | None:
-    """The row of its class, of timm's table or a user's own."""
+    """The row of the block's class, from timm's table or a user's own; None if there is none."""
     if any(cls.__module__.startswith("timm.") for cls in type(block).__mro__):
         from . import adapters_timm  # noqa: F401 - declares its rows
     return ADAPTERS.get(type(block))
@@ -51,7 +51,7 @@ def _takes_its_width(blocks: Sequence[nn.Module], width: int) -> bool:
 def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
     """Whether both modules were built with the same arguments, judged by their attributes as they are.
 
-    A signature looks only so deep, and into what cannot be compared; here that counts as different.
+    A signature looks only so deep, and looks into objects that cannot be compared; here these count as different.
     """
     mine, theirs = ({k: v for k, v in vars(m).items() if k not in OF_TORCH} for m in (one, other))
     try:

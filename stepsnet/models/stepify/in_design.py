@@ -20,11 +20,11 @@ def put_in_design(
 ) -> None:
     """Join the steps of a model's chosen containers by a design, in place.
 
-    Each step of a container is a stream of its own. Blocks are counted through all containers that were found, for
+    Each step of a container is a stream of its own. Blocks are numbered across all containers that were found, for
     designs that scale by a block's place.
 
     Raises:
-        UserError: blocks or widths that the design is not for.
+        UserError: blocks or widths that the design does not support.
     """
     sequences = {one.path: sequence_at(model, one) for one in found}
     total, first = sum(sum(sequence.depths) for sequence in sequences.values()), 1

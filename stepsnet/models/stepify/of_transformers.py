@@ -1,4 +1,4 @@
-"""A model of transformers as a StepsNet: the library's own layers, each built from its configuration at its width."""
+"""A model of transformers as a StepsNet: the library's own layers, built from its configuration at several widths."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ __all__ = [
     "token_example",
 ]
 
-_ARGUMENTS = ("num_labels", "attn_implementation")  # of transformers' own, which are no fields of a configuration
+_ARGUMENTS = ("num_labels", "attn_implementation")  # what a configuration takes besides its fields
 
 
 def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
-    """A model with random weights from the configuration of a folder or of the Hub; ``args`` change its fields.
+    """A model with random weights, from a configuration in a folder or on the Hub; ``args`` change its fields.
 
     Raises:
-        UserError: there is no such configuration, it has no such field or does not take its value, or it does not say
-            which class of model it is of.
+        UserError: there is no such configuration, it has no such field or refuses its value, or it does not name the
+            class of its model.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)  # else it may ask for that
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)  # else it may prompt for it
         config = _changed(config, args) if args else config
-    except (OSError, ValueError, TypeError, StrictDataclassError, AttributeError) as error:  # the last of a dtype
+    except (OSError, ValueError, TypeError, StrictDataclassError, AttributeError) as error:  # the last for a bad dtype
         raise UserError(f"model: transformers:{name}: {in_a_line(error.__cause__ or error)[:200]}") from error
     made_for = config.architectures or [""]
     model_class = getattr(transformers, made_for[0], None)
@@ -54,15 +54,16 @@ def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
         raise UserError(f"model: transformers:{name} has architectures={made_for}, expected a class of transformers")
     try:
         return model_class(config)
-    except (ImportError, ValueError) as error:  # of an attention that is not there
+    except (ImportError, ValueError) as error:  # an attention that is not installed
         raise UserError(f"model: transformers:{name}: {in_a_line(error)[:200]}") from error
 
 
 def _changed(config: Any, changes: dict[str, Any]) -> Any:
-    """A configuration with other values of some fields, and of those that follow from them, such as ``head_dim``.
+    """A configuration with some fields changed, along with those that follow from them, such as ``head_dim``.
 
     Raises:
-        UserError: a field that it does not have. ValueError, TypeError: a value that it does not take.
+        UserError: a field that it does not have.
+        ValueError, TypeError: a value that it does not take.
     """
     fields, other_names = config.to_dict(), {**config.attribute_map, "torch_dtype": "dtype"}
     known = {*fields, *other_names, "dtype", *_ARGUMENTS}
@@ -74,7 +75,7 @@ def _changed(config: Any, changes: dict[str, Any]) -> Any:
     changes = {other_names.get(name, name): value for name, value in changes.items() if name not in arguments}
 
     def follow(names: Collection[str]) -> bool:
-        """Whether the class gives these fields too, from the others."""
+        """Whether the class derives these fields, too, from the others."""
         others = {name: value for name, value in fields.items() if name not in names}
         try:
             return type(config).from_dict(others).to_dict() == fields
@@ -82,17 +83,17 @@ def _changed(config: Any, changes: dict[str, Any]) -> Any:
             return False
 
     left = {name for name in fields if name not in changes and follow({name})}
-    if not follow(left):  # two of them that follow from each other
+    if not follow(left):  # two of them follow from each other
         left = set()
     kept = {name: fields[name] for name in fields.keys() - left}
     return type(config).from_dict({**kept, **changes}, **arguments)
 
 
 def token_example(model: Any, tokens: int, whole_mask: bool = True) -> Example:
-    """One sequence of so many tokens on the meta device.
+    """One sequence of ``tokens`` tokens on the meta device.
 
     Args:
-        whole_mask: the mask of attention is given whole, since most families look at data where they make one.
+        whole_mask: whether to pass a full attention mask, since most families look at data when they make one.
     """
     kwargs: dict[str, Any] = {"input_ids": torch.zeros(1, tokens, dtype=torch.int64, device="meta")}
     if hasattr(model.config, "use_cache"):
@@ -103,10 +104,10 @@ def token_example(model: Any, tokens: int, whole_mask: bool = True) -> Example:
 
 
 def layers_of_transformer(model: Any, example: Example) -> Container:
-    """The layers of a model of a family that is in the table of transformers_families.py.
+    """The layers of a model whose family is in the table of transformers_families.py.
 
     Raises:
-        UserError: another family.
+        UserError: another family, a model that is in steps already or has cross-attention, or as :func:`check_layers`.
     """
     config = model.config
     name = config.model_type
@@ -137,10 +138,10 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
 
 
 def check_layers(model: Any, layers: Sequence[nn.Module], path: str, caller: str = "stepify") -> Any:
-    """The model as its configuration makes it, without values.
+    """Compare layers with those of the model as its configuration builds it; return that model, without values.
 
     Raises:
-        UserError: a layer is not as it is there, and would be built without the change.
+        UserError: a layer differs, so that new layers would be built without the change.
     """
     try:
         with torch.device("meta"):
@@ -167,9 +168,9 @@ def check_layers(model: Any, layers: Sequence[nn.Module], path: str, caller: str
 
 
 def check_outside(expected: Any, model: Any, layers: str, caller: str = "stepify") -> None:
-    """Raises UserError where a model has other tensors outside of its layers than one that its configuration makes.
+    """Raises UserError if a model has other tensors outside of its layers than the one that its configuration makes.
 
-    Tensors that are tied are one, so that what is tied in one of them alone is another too.
+    Tied tensors count as one, so tensors that are tied in only one of the two models differ as well.
     """
     ours, theirs = (_outside(one, layers) for one in (expected, model))
     different = [key for key in ours.keys() ^ theirs.keys()]
@@ -182,7 +183,7 @@ def check_outside(expected: Any, model: Any, layers: str, caller: str = "stepify
 
 
 def _built(layer: nn.Module) -> dict[str, Any]:
-    """The class of each module of a layer, the shape of each parameter and plain attributes, by their paths."""
+    """The class of each module of a layer, the shape of each parameter, and plain attributes, all by path."""
     found: dict[str, Any] = {path: type(module) for path, module in layer.named_modules()}
     found |= {path: parameter.shape for path, parameter in layer.named_parameters()}
     for path, _, attributes, _ in signature_of(layer):
@@ -196,7 +197,7 @@ def _equal(one: Any, other: Any) -> bool:
     return one == other and type(one) is type(other)
 
 
-_STATES = {"gradient_checkpointing"}  # of a layer, which no configuration says
+_STATES = {"gradient_checkpointing"}  # of a layer, which are not in its configuration
 
 
 def _named(built: Any) -> str:
@@ -208,10 +209,10 @@ def _named(built: Any) -> str:
 def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> nn.Module:
     """A new model of the Steps class, initialized by the library, with the given one's weights outside of the layers.
 
-    A single step of all layers has their weights too.
+    With a single step of all layers, these keep their weights too; with a ``stream_scale`` of 1 it is a plain copy.
 
     Raises:
-        UserError: the given model has other parameters there than its configuration makes.
+        UserError: the given model has other tensors outside of its layers than its configuration makes.
     """
     is_one_step = plan.is_of(container)
     if is_one_step and stream_scale == 1.0:
@@ -232,9 +233,9 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
 
 
 def built_like(model: Any, model_class: Any, config: Any) -> Any:
-    """A new model of the library's own initialization, and what another has beside its weights and configuration.
+    """A new model, initialized by the library, with the settings that another has beside weights and configuration.
 
-    That is its device and mode, how it generates and recomputes, and the type of its parameters. Buffers, such as
+    These are its device and mode, how it generates and recomputes, and the dtype of its parameters. Buffers, such as
     rotary frequencies, keep their precision.
     """
     config._attn_implementation = model.config._attn_implementation
@@ -251,13 +252,13 @@ def built_like(model: Any, model_class: Any, config: Any) -> Any:
 
 
 def take_weights(module: nn.Module, old: nn.Module) -> None:
-    """Those of a module with the same parameters, in their types; what is frozen there is frozen here."""
+    """Copy the weights of a module with the same parameters, in their dtypes; what is frozen there is frozen here."""
     set_types(module, old, frozen=True)
     module.load_state_dict(old.state_dict())
 
 
 def set_types(module: nn.Module, old: nn.Module, frozen: bool = False) -> None:
-    """The types of another module's parameters, of any shape; with ``frozen`` also whether they are trained."""
+    """Take over the dtypes of another module's parameters, of any shape; with ``frozen`` also their requires_grad."""
     for parameter, theirs in zip(module.parameters(), old.parameters()):
         parameter.data = parameter.data.to(theirs.dtype)
         if frozen:
@@ -265,7 +266,7 @@ def set_types(module: nn.Module, old: nn.Module, frozen: bool = False) -> None:
 
 
 def _recompute_like(result: Any, model: Any) -> None:
-    """Gradient checkpointing as in another model, with its options."""
+    """Enable gradient checkpointing if another model has it, with that model's options."""
     modules: list[Any] = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
     if modules:
         function = getattr(modules[0], "_gradient_checkpointing_func", None)  # a partial of torch's checkpoint
@@ -282,9 +283,9 @@ def steps_config_of(
     """The configuration of a family's model with its layers in these steps; all else as in ``config``.
 
     Args:
-        config: of a plain model, or of one in steps that the plan begins with.
+        config: that of a plain model, or of one whose steps the plan begins with.
         stream_scale: by default that of ``config``.
-        norm_slices: of the last norm of a grown model, whose first layers are those of ``config``.
+        norm_slices: those of the last norm of a grown model, whose first layers are those of ``config``.
     """
     name = config.model_type.removeprefix("steps_")
     fields = config.to_dict()
@@ -312,16 +313,16 @@ def steps_config_of(
 
 
 def _default_types(config: Any, layers: int) -> list[str] | None:
-    """What the configuration's class gives so many layers, where it repeats and begins as the model's own types do.
+    """The types that the configuration's class gives so many layers, if they repeat and begin with the model's own.
 
-    A model that is no longer than its period, as a Gemma 2 of two layers, does not show it. None of a model that lacks
-    one of the types, whose parts it would lack too.
+    A model that is no longer than the period, such as a Gemma 2 of two layers, does not show it by itself. The result
+    is None otherwise, and for a model that lacks one of the types, since it lacks the parts for it too.
     """
     fields = {key: value for key, value in config.to_dict().items() if key not in ("layer_types", "model_type")}
     own, count = config.layer_types, 4 * max(layers, config.num_hidden_layers)
     try:
         found = list(type(config)(**{**fields, "num_hidden_layers": count}).layer_types)
-    except Exception:  # of a class that needs more than its fields
+    except Exception:  # the class needs more than its fields
         return None
     period = period_of(found)
     repeats = period is not None and 2 * period <= count
@@ -329,7 +330,10 @@ def _default_types(config: Any, layers: int) -> list[str] | None:
 
 
 def _layer_types(own: list[str], layers: int, is_grown: bool) -> list[str]:
-    """Such as full or sliding attention: in their period, else in their proportion, or of grown layers once more."""
+    """The types of so many layers, such as full or sliding attention, in the period of the model's own.
+
+    Without a period, the types keep their proportion or, if the model has grown, begin again.
+    """
     period = period_of(own)
     if period is None and not is_grown:
         return [own[index * len(own) // layers] for index in range(layers)]

@@ -1,4 +1,4 @@
-"""Which widths, heads and depths take the place of a container's blocks, by the measured cost of its own block."""
+"""The widths, heads and depths that replace a container's blocks, chosen by the measured cost of its own block."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ __all__ = [
 ]
 
 Match = Literal["macs", "params"]
-_TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
+_TOLERANCE = 0.04  # of the cost; within it, the rule of Sec. 5.5 decides: half of a step's cost goes to a narrower one
 
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """Widths, depths and heads of a container's steps in the order of execution; heads of blocks without are None."""
+    """Widths, depths and heads of a container's steps in the order of execution; None for blocks without heads."""
 
     widths: tuple[int, ...]
     depths: tuple[int, ...]
     num_heads: tuple[int | None, ...]
 
     def is_of(self, container: Container) -> bool:
-        """Whether it leaves a container as it is; its heads are then the model's, as those of the widest step are."""
+        """Whether it leaves a container as it is. Heads need no check: the widest step always has the model's own."""
         return (self.widths, self.depths) == ((container.width,), (container.depth,))
 
     @property
@@ -94,13 +94,13 @@ def search_plan(
 
 
 def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container]) -> dict[str, ContainerPlan]:
-    """A plan of the user's for each container, by its path.
+    """The user's plan for each container, by its path.
 
     Raises:
         UserError: an unknown key, or a plan that does not fit.
     """
     has_heads = any(container.adapter.num_heads(container.template) is not None for container in chosen)
-    if isinstance(plan, StepPlan) and not has_heads:  # which always has some
+    if isinstance(plan, StepPlan) and not has_heads:  # a StepPlan always has heads
         plan = {"widths": plan.widths, "depths": plan.depths}
     plan = _fields_of(plan)
     keys = ("widths", "depths", "num_heads")
@@ -109,22 +109,22 @@ def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container])
 
 
 def check_plan(plan: Any) -> None:
-    """Raises UserError for what is no plan of a user's."""
+    """Raises UserError unless it is None or can be a user's plan: a mapping or a StepPlan."""
     if plan is not None and not isinstance(plan, (Mapping, StepPlan)):
         raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
 
 
 def check_round_to(round_to: Any) -> None:
-    """Raises UserError for what widths cannot be rounded to."""
+    """Raises UserError unless it is "heads" or a positive integer."""
     if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
         raise UserError(f"round_to: got {repr(round_to)[:40]}, expected 'heads' or a whole number of at least 1")
 
 
 def read_plan(plan: Mapping[str, Any] | StepPlan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Widths, depths and, where they are given, heads of a user's plan for one container.
+    """The widths, depths and, if given, heads of a user's plan for one container.
 
     Raises:
-        UserError: an unknown key, something else than lists, or widths and depths that do not go together.
+        UserError: an unknown key, a value that is not a list, or widths and depths that do not go together.
     """
     fields = _fields_of(plan)
     for key, value in fields.items():
@@ -139,7 +139,7 @@ def read_plan(plan: Mapping[str, Any] | StepPlan) -> tuple[tuple[int, ...], tupl
 
 
 def _fields_of(plan: Mapping[str, Any] | StepPlan) -> Mapping[str, Any]:
-    """widths, depths and maybe num_heads. Raises UserError for other keys."""
+    """The widths, depths and maybe num_heads of a plan. Raises UserError for other keys."""
     if isinstance(plan, StepPlan):
         return {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
     if not {"widths", "depths"} <= plan.keys() <= {"widths", "depths", "num_heads"}:
@@ -149,7 +149,7 @@ def _fields_of(plan: Mapping[str, Any] | StepPlan) -> Mapping[str, Any]:
 
 
 def _per_container(value: Any, name: str, chosen: Sequence[Container]) -> list[Any]:
-    """One sequence per container; where there is one, it may stand without outer brackets."""
+    """One sequence per container; that of a single container may be given without outer brackets."""
     if value is None and name == "num_heads":
         return [None] * len(chosen)
     if not isinstance(value, (list, tuple)) or not value:
@@ -182,21 +182,21 @@ def _given_plan(
 
 
 def check_container_heads(container: Container, widths: Sequence[int], heads: Sequence[Any], known: int = 0) -> None:
-    """Raises ValueError for heads that do not fit, of which the first ``known`` are those of a model that exists."""
+    """Raises ValueError for heads that do not fit; the first ``known`` are those of an existing model, not checked."""
     if len(heads) != len(widths):
         raise ValueError(f"num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
     new = list(zip(widths, heads))[known:]
-    for width, number in sorted(new, key=lambda pair: -pair[0]):  # heads of another size are seen at the model's width
+    for width, number in sorted(new, key=lambda pair: -pair[0]):  # the model's own width first, where head sizes show
         if expected := _expected_heads(container, width, number):
             raise ValueError(f"num_heads: got {number} at width {width}, expected {expected}")
 
 
 def _expected_heads(container: Container, width: int, number: Any) -> str:
-    """What a number of heads should have been; empty where it is right."""
+    """What a number of heads should have been; "" if it is right."""
     block, adapter = container.template, container.adapter
     if (own := adapter.num_heads(block)) is None:
         return "" if number is None else "none: these blocks have no heads"
-    if width == container.width and number != own:  # with others the widest blocks would be no longer the model's
+    if width == container.width and number != own:  # with others the widest blocks would no longer be the model's
         return f"{own}, as the model has there; plan_steps has such heads with head_dim={width // own}"
     rule, group = adapter.head_rule(block), adapter.kv_groups(block)
     if not isinstance(number, int) or number < 1 or number % group:
@@ -211,10 +211,10 @@ def _expected_heads(container: Container, width: int, number: Any) -> str:
 
 
 def heads_at(container: Container, width: int) -> int | None:
-    """Heads near to the block's own head size, or of just that size where the block's rule says so.
+    """The number of heads at a width, with a size near the block's own or, if the block's rule says so, just that size.
 
     Raises:
-        ValueError: the width is not a multiple of a head size that has to stay, or has no heads of even size.
+        ValueError: the width is not a multiple of a head size that has to stay, or no number of heads has an even size.
     """
     block, adapter = container.template, container.adapter
     own = adapter.num_heads(block)
@@ -256,7 +256,7 @@ def _widths(container: Container, steps: int, profile: Profile, round_to: Litera
 
 
 def _coarse_widths(width: int, steps: int, profile: Profile, unit: int) -> list[int]:
-    """As step_widths, but where two would round to one multiple of a coarse unit, the narrower is the next below."""
+    """Like step_widths, in multiples of a coarse unit; if two would be the same, the narrower is the next one below."""
     exact = step_widths(width, steps, profile, 1, 1)[::-1]
     widths = [width]
     for one in exact[1:]:

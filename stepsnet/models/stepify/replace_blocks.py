@@ -1,4 +1,4 @@
-"""A copy of a model in which new blocks stand in steps, initialized as the model's library does it."""
+"""A copy of a model with new blocks in steps, initialized as the model's library does it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["build_in_steps", "initialized_blocks", "sequence_at", "spread_drop_p
 def build_in_steps(
     model: nn.Module, found: list[Container], plans: dict[str, ContainerPlan], stream_scale: float
 ) -> nn.Module:
-    """A copy of the model with a StepSequence in each container's place, those without a plan in one step."""
+    """A copy of the model with a StepSequence in each container's place, in one step for those without a plan."""
     as_it_is = {c.path for c in found if c.path not in plans or plans[c.path].is_of(c)}
     replaced = [block for c in found if c.path not in as_it_is for block in c.blocks[c.lead :]]
     check_leaves(model, replaced)
@@ -66,7 +66,7 @@ def _put(model: nn.Module, path: str, sequence: nn.Module) -> nn.Module:
 
 
 def _keep_padding(model: nn.Module, path: str) -> None:
-    """In evaluation torch's encoder leaves out what is padded, in a tensor of several lengths, which cannot be cut."""
+    """Keep torch's encoder from dropping padding in evaluation: it would use a nested tensor, which cannot be cut."""
     parent = path.rpartition(".")[0]
     around: Any = get_path(model, parent) if parent else model
     if isinstance(around, nn.TransformerEncoder):
@@ -74,7 +74,7 @@ def _keep_padding(model: nn.Module, path: str) -> None:
 
 
 def initialized_blocks(model: nn.Module, container: Container, shapes: list[tuple[int, int | None]]) -> list[nn.Module]:
-    """New blocks like those of the model's container, of these (width, heads), as its library starts them."""
+    """New blocks like those of the model's container, one per (width, heads), initialized as its library does it."""
     without = copy.deepcopy(model, {id(block): nn.Identity() for block in container.blocks})
     scratch = _put(without, container.path, nn.Sequential(*_new_blocks(container, shapes)))
     sequence = sequence_at(scratch, container)
@@ -86,7 +86,7 @@ def initialized_blocks(model: nn.Module, container: Container, shapes: list[tupl
 
 
 def spread_drop_path(blocks: list[nn.Module], adapter: BlockAdapter, trained: int) -> None:
-    """Stochastic depth from the first rate to the last, over all blocks of which the first ``trained`` had these."""
+    """Spread stochastic depth over all blocks, from the first to the last rate of the first ``trained`` blocks."""
     rates = [_drop_rate(block, adapter) for block in blocks[:trained]]
     originals = blocks[:trained]
     for j, block in enumerate(blocks):
@@ -95,7 +95,7 @@ def spread_drop_path(blocks: list[nn.Module], adapter: BlockAdapter, trained: in
 
 
 def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> list[nn.Module]:
-    """Each from an original of its kind, see :func:`originals_of`, and rates that grow anew from first to last."""
+    """New blocks, each from an original of its kind (:func:`originals_of`), with growing rates spread anew."""
     originals, adapter = container.blocks[container.lead :], container.adapter
     grown = {} if adapter.drop_paths else rates_that_grow(originals)
     places = originals_of(originals, len(shapes), adapter.drop_paths, [path for path, _ in grown if path])
@@ -104,7 +104,7 @@ def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> l
     for j, ((width, heads), place) in enumerate(zip(shapes, places)):
         template = originals[place]
         block = rebuilt(adapter, template, width, heads, f"{container.path}.{j}")
-        if adapter.initialize is None:  # made by the user's own function, wherever that makes tensors
+        if adapter.initialize is None:  # the user's own function may make tensors of any device and type
             _to_types_of(block, template)
         for path in adapter.drop_paths:
             _set_drop_rate(block, path, rate_at(rates, j, len(shapes)), originals)
@@ -114,9 +114,9 @@ def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> l
 
 
 def _to_types_of(block: nn.Module, template: nn.Module) -> None:
-    """The device of another block, and of each parameter and buffer the type of its namesake there.
+    """Move a block to the device of another, and each parameter and buffer to the dtype of its namesake there.
 
-    What has none there and is of real numbers gets the type of the first parameter that is.
+    A floating-point tensor without a namesake gets the dtype of the other block's first floating-point parameter.
     """
     types = {name: tensor.dtype for name, tensor in (*template.named_parameters(), *template.named_buffers())}
     common = next((parameter.dtype for parameter in template.parameters() if parameter.is_floating_point()), None)
@@ -147,7 +147,7 @@ def _set_drop_rate(block: nn.Module, path: str, rate: float, originals: list[nn.
 
 
 def _start(container: Container, sequence: Any) -> None:
-    """Every new module as its constructor leaves it: ``reset_parameters`` from the inside out, and declared values."""
+    """Reset new modules to what constructors leave: ``reset_parameters`` from the inside out, then declared values."""
     adapter = container.adapter
     if adapter.initialize is None:
         return
@@ -166,7 +166,7 @@ def _start(container: Container, sequence: Any) -> None:
 
 @torch.no_grad()
 def _initialize(model: nn.Module, new: list[Container]) -> None:
-    """Once for each model of the library, which may be inside of another one."""
+    """Initialize each model of the library once; it may be inside of another model."""
     originals: dict[Any, list[nn.Module]] = {}
     for container in new:
         adapter = container.adapter
@@ -178,7 +178,7 @@ def _initialize(model: nn.Module, new: list[Container]) -> None:
 
 
 def _around(model: nn.Module, path: str) -> nn.Module:
-    """The innermost module around a path that has a function for the weights of the whole, else the outermost."""
+    """The innermost module around a path that has a function to initialize all its weights, else the outermost."""
     while path:
         path = path.rpartition(".")[0]
         inner = get_path(model, path) if path else model
@@ -189,9 +189,10 @@ def _around(model: nn.Module, path: str) -> nn.Module:
 
 @torch.no_grad()
 def _start_as_originals(model: nn.Module, new: list[Container]) -> None:
-    """Of blocks that were merely constructed, what all originals have at one value.
+    """In blocks that were merely constructed, fill each parameter that has one value in all originals with that value.
 
-    It may have been said to their constructor, as a scale is, or set behind it, as weights that start at 0.
+    It may have been an argument of their constructor, such as a scale, or set afterwards, such as weights that start
+    at 0.
     """
     for container in new:
         if not container.adapter.constructed:
@@ -205,7 +206,7 @@ def _start_as_originals(model: nn.Module, new: list[Container]) -> None:
 
 
 def _common_value(blocks: list[nn.Module], path: str) -> float | None:
-    """What all blocks have there, if they have one value and so have not been trained."""
+    """The one value of a parameter in all blocks, which have then not been trained; None if it has several."""
     values = [get_path(block, path) for block in blocks if has_path(block, path)]
     first = values[0].flatten()[0] if values and values[0].device.type != "meta" else None
     return first.item() if first is not None and all(bool((v == first).all()) for v in values) else None
@@ -213,7 +214,7 @@ def _common_value(blocks: list[nn.Module], path: str) -> float | None:
 
 @torch.no_grad()
 def _give_back(original: nn.Module, result: nn.Module, new: list[Container]) -> None:
-    """Every tensor outside of the new blocks is the original's again, bit for bit."""
+    """Copy every tensor outside of the new blocks back from the original, bit for bit."""
     inside = {
         id(tensor)
         for container in new
@@ -244,7 +245,7 @@ def _check_initialized(result: nn.Module, new: list[Container]) -> None:
 
 
 def _note_features(result: Any, new: list[Container]) -> None:
-    """timm's list of feature maps: where it has one entry per block, now one for each of the new blocks."""
+    """Update timm's list of feature maps: if it had one entry per block, it gets one for each new block."""
     info = getattr(result, "feature_info", None)
     if not isinstance(info, list) or len(new) != 1:
         return

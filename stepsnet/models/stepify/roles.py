@@ -32,16 +32,16 @@ class Roles:
     """What the sizes of a block's tensors and attributes stand for.
 
     The letters: C is the width of the residual stream; N heads of size D make A = N·D, and M key and value heads
-    K = M·D; every other letter, such as H for the hidden units of an MLP, is in proportion to C. "*" stays as it is.
-    A factor and a sum can be written: "3A", "2A+H".
+    K = M·D; every other letter, such as H for the hidden units of an MLP, is in proportion to C. "*" is a size that
+    stays as it is. Factors and sums can be written: "3A", "2A+H".
 
     Args:
-        tensors: by the path of a module or of a tensor in the block, which may have wildcards, the first match
-            counts. A linear layer or a convolution has "in out", a depthwise convolution, a norm and other modules
-            of vectors one role, and a single tensor one role for each of its dimensions.
-        attributes: numbers and tuples that hold sizes, by their path; those that a block does not have are skipped.
+        tensors: roles by the path of a module or a tensor in the block; a path may have wildcards, and the first match
+            counts. A linear layer or a convolution has "in out"; a depthwise convolution, a norm or another module of
+            vectors has one role; a single tensor has one role for each of its dimensions.
+        attributes: roles of numbers and tuples that hold sizes, by path; those that a block does not have are skipped.
         heads: the path of N, or None in a block without heads.
-        kv_heads: the path of M, where it may differ from N.
+        kv_heads: the path of M, if it may differ from N.
     """
 
     tensors: Mapping[str, str]
@@ -54,7 +54,7 @@ def sizes_of(roles: Roles, block: nn.Module) -> Sizes:
     """The value of each letter in a block, such as ``{"C": 192, "A": 192, "N": 3, "D": 64, "H": 768}``.
 
     Raises:
-        UserError: a tensor or attribute without a role, or one of another size than its role says.
+        UserError: a tensor without a role, or a tensor or attribute of another size than its role says.
     """
     sizes: Sizes = {}
     if roles.heads:
@@ -86,10 +86,10 @@ def rebuild(roles: Roles, block: nn.Module, width: int, heads: int | None, keep_
 
     Args:
         heads: N of the new block.
-        keep_head_size: D stays, and A is N·D, whatever the width; else A has the block's own ratio to C, and D is A/N.
+        keep_head_size: if true, D stays and A = N·D, whatever the width; else A keeps its ratio to C, and D = A/N.
 
     Raises:
-        UserError: as :func:`sizes_of`; heads that do not divide.
+        UserError: as :func:`sizes_of`, or a number of heads that does not divide.
     """
     own = sizes_of(roles, block)
     new = _scaled(own, width, heads, keep_head_size, type(block).__name__)
@@ -178,7 +178,7 @@ def _inputs(roles: Roles, module: Any, path: str, sizes: Sizes) -> int:
 
 
 def _fit_groups(roles: Roles, block: nn.Module, own: Sizes, new: Sizes) -> None:
-    """The channels of a convolution in groups stay a multiple of their number, as in ResNeXt."""
+    """Keep the inner channels of a grouped convolution a multiple of its number of groups, as in ResNeXt."""
     for path, module in block.named_modules():
         if isinstance(module, _CONVOLUTIONS) and 1 < module.groups < module.in_channels:
             for letter in set(_match(roles, path).split()) - {"C"}:
@@ -192,13 +192,13 @@ def _replace(module: nn.Module, name: str, tensor: Tensor, shape: list[int], kee
         return
     new = torch.full(shape, float("nan"), dtype=tensor.dtype, device=tensor.device)
     if is_parameter:
-        module._parameters[name] = nn.Parameter(new)  # to be trained, also where the original is frozen
+        module._parameters[name] = nn.Parameter(new)  # to be trained, even if the original is frozen
     else:
         module._buffers[name] = new
 
 
 def note_sizes(module: Any) -> None:
-    """The attributes in which torch's and timm's layers hold the sizes of their weights."""
+    """Update the attributes in which torch's and timm's layers hold the sizes of their weights."""
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = weight.shape
@@ -211,7 +211,7 @@ def note_sizes(module: Any) -> None:
 
 
 def _bind(sizes: Sizes, role: str, size: int, where: str, final: bool) -> None:
-    """Learn a letter's value from a size, or check the size where the letters are known."""
+    """Learn a letter's value from a size, or check the size if the letters are known."""
     letters = set(re.findall("[A-Z]", role))
     if len(letters) == 1 and "+" not in role and letters.isdisjoint(sizes):
         sizes[letters.pop()] = size // int(role[:-1] or 1)
@@ -228,7 +228,7 @@ def _value(role: str, sizes: Sizes, same: int) -> int:
 
 
 def _evaluated(role: str, sizes: Sizes, same: Any) -> Any:
-    """An attribute: a size, a tuple of them, or 1/sqrt(D), the scale of attention."""
+    """The value of an attribute: a size, a tuple of sizes, N/M, or 1/sqrt(D), the scale of attention."""
     if role == "1/sqrt(D)":
         return sizes["D"] ** -0.5
     if role == "N/M":

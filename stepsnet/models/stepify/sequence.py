@@ -1,4 +1,4 @@
-"""A StepsNet that takes the place of a container of blocks in a model that exists already, and keeps its names."""
+"""A StepsNet that takes the place of a container of blocks in an existing model, and keeps the blocks' names."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ torch.fx.wrap("check_stream")  # a leaf in symbolic traces, as in steps.py
 class StepSequence(StepsNet):
     """A :class:`stepsnet.StepsNet` whose blocks are named 0, 1, 2, … over all steps, as in an ``nn.Sequential``.
 
-    So everything that goes by the names of blocks goes on to work: layer decay, feature extraction, LoRA, and with
-    one step the state dict is that of the container which it replaces.
+    So everything that goes by the names of blocks continues to work, such as layer decay, feature extraction and LoRA.
+    With one step, the state dict is that of the container that it replaces.
 
     Args:
-        blocks: in the order of execution, or a mapping from their names.
+        blocks: the blocks in the order of execution, or a mapping from their names.
         widths: C_1 … C_n, as for StepsNet.
         depths: blocks of each step, 0 or more.
         dim: the channel dimension.
-        lead: blocks in front of the first step that read and write other widths or resolutions than the stream, such
-            as the first block of a ResNet's stage; they are not counted by ``depths``.
-        stream_scale: factor of the stream where it begins, behind the leading blocks.
+        lead: the number of blocks in front of the first step that read or write other widths or resolutions than the
+            stream's, such as the first block of a ResNet's stage; ``depths`` does not count them.
+        stream_scale: a factor for the stream where it begins, after the leading blocks.
 
     Shape: (…, C, …) -> (…, C, …); with leading blocks, what these take -> (…, C, …).
 
     Raises:
-        ValueError: widths and depths that do not match, or another number of blocks; in the forward pass as StepsNet.
+        ValueError: widths and depths that do not match, or not as many blocks; in the forward pass, as StepsNet.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class StepSequence(StepsNet):
         self.lead = lead
         self.stream_scale = stream_scale
         self.grad_checkpointing = False
-        self.wirings: Sequence[Wiring] | None = None  # of the steps' streams, where a design joins their blocks
+        self.wirings: Sequence[Wiring] | None = None  # of the steps' streams, if a design joins their blocks
         self.begins: Sequence[bool] = [True] * len(self.depths)  # whether each step has the first block of its stream
 
     @property
     def names(self) -> list[str]:
-        """Of the blocks."""
+        """The names of the blocks."""
         return [name for name in self._modules if name != "wirings"]
 
     @property
@@ -78,7 +78,7 @@ class StepSequence(StepsNet):
 
     @property
     def networks(self) -> nn.ModuleList:  # type: ignore[override]
-        """F_1 … F_n as StepsNet has them; they share the blocks."""
+        """F_1 … F_n, as a StepsNet has them; they share the blocks."""
         steps = self.blocks_of_steps()
         if self.wirings:
             joined = [ConnectedSequence(blocks, wiring) for blocks, wiring in zip(steps, self.wirings)]
@@ -142,7 +142,7 @@ class StepSequence(StepsNet):
 
     def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
         if isinstance(index, slice) and range(len(self))[index] == range(len(self)):
-            return self  # as transformers' models slice theirs in each forward pass
+            return self  # transformers' models take such a slice in each forward pass
         return super().__getitem__(index)
 
     def _places(self) -> list[tuple[nn.Module, str]]:
@@ -151,7 +151,7 @@ class StepSequence(StepsNet):
         return [(self, name) for name in self.names]
 
     def _select(self, keep: Sequence[bool]) -> StepSequence:
-        """Without the stream's beginning there is nothing to scale: then the scale is 1."""
+        """Without the stream's beginning there is nothing to scale, so the scale is then 1."""
         kept = {name: block for name, block, chosen in zip(self.names, self.blocks, keep) if chosen}
         steps, firsts, start = [], [], self.lead
         for depth, begins in zip(self.depths, self.begins):
@@ -177,7 +177,7 @@ class StepSequence(StepsNet):
 def _(
     container: StepSequence, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
 ) -> StepSequence:
-    """In place: the container keeps the names of its blocks. Leading blocks stay as they are."""
+    """Join the blocks in place: they keep their names. Leading blocks stay as they are."""
     check_channels_last(container, design)
     wirings = wire_steps(container.blocks_of_steps(), container.widths, design, options, first, num_blocks)
     if wirings is not None:

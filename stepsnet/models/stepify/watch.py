@@ -1,4 +1,4 @@
-"""What a model does with its blocks, seen in a forward pass without data: what it cannot do when they are in steps."""
+"""What a model does with its blocks in a forward pass without data, to find what it cannot do with them in steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["BlockUses", "has_shortcut", "reached"]
 
-# the nodes of autograd's graph that multiply with a weight
+# the nodes of autograd's graph that multiply by a weight
 _PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Linear", "MkldnnLinear", "Convolution")
-# what reads of a tensor no values
+# functions that read no values of a tensor
 _NO_VALUES = ("__get__", "size", "dim", "ndimension", "numel", "stride", "is_floating_point", "__len__")
 _SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
-# what gives the values of a tensor in another shape, order, place or type; the getter is that of x.T and others
+# functions that give the values of a tensor in another shape, order, place or type; __get__ is for x.T and others
 _SAME_VALUES = (
     *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "__get__"),
     *("transpose", "swapaxes", "movedim", "t", "contiguous", "clone", "detach", "to", "type", "type_as"),
@@ -28,14 +28,14 @@ _SAME_VALUES = (
 
 
 class BlockUses(TorchFunctionMode):
-    """While it is entered, notes what a model does with its blocks beside running one after another.
+    """While active, notes what a model does with its blocks besides running them one after another.
 
     Attributes:
         written: blocks that write into their input, as ``x += F(x)`` does.
         summed: blocks whose input is added to their output outside of them.
-        read: blocks whose output something else has read than a block of the same container.
-        beside: blocks that get what another of the same container got, as experts do.
-        changed: blocks behind the first that get other values than a block of the same container has returned.
+        read: blocks whose output is read by something other than a block of the same container.
+        beside: blocks that get the same input as another of their container, as experts do.
+        changed: blocks after the first that get other values than a block of the same container has returned.
     """
 
     def __init__(self, containers: Mapping[str, Sequence[nn.Module]]):
@@ -47,11 +47,11 @@ class BlockUses(TorchFunctionMode):
         self.beside: set[nn.Module] = set()
         self.changed: set[nn.Module] = set()
         self._firsts = {blocks[0] for blocks in containers.values()}
-        self._inside: list[nn.Module] = []  # the blocks that run at this moment
+        self._inside: list[nn.Module] = []  # the blocks that are running
         self._taken: dict[nn.Module, Tensor] = {}
-        self._versions: dict[nn.Module, int] = {}  # of what they have taken
-        self._returned: dict[int, tuple[Tensor, nn.Module]] = {}  # kept, so that no other tensor takes its place
-        self._streams: dict[int, tuple[Tensor, nn.Module, int]] = {}  # these and what has their values, with versions
+        self._versions: dict[nn.Module, int] = {}  # of the tensors in _taken, when they were taken
+        self._returned: dict[int, tuple[Tensor, nn.Module]] = {}  # kept alive, so that no other gets the id
+        self._streams: dict[int, tuple[Tensor, nn.Module, int]] = {}  # these and any of the same values, with versions
         self._hooks = ExitStack()
 
     def __enter__(self) -> BlockUses:
@@ -82,12 +82,12 @@ class BlockUses(TorchFunctionMode):
         return result
 
     def _source_of(self, tensor: Any) -> nn.Module | None:
-        """The block whose output's values a tensor has."""
+        """The block whose output has the same values as the tensor, if there is one."""
         found = self._streams.get(id(tensor))
         return found[1] if found is not None and found[2] == tensor._version else None
 
     def note_read(self, tensors: Any) -> None:
-        """Whatever of these a block has returned has been read, unless a block of its container does it."""
+        """Note as read the blocks that returned these tensors, unless it is a block of their container that reads."""
         for tensor in tree_leaves(tensors):
             block = self._block_of(tensor)
             if block is not None:
@@ -106,7 +106,7 @@ class BlockUses(TorchFunctionMode):
                 source = self._source_of(args[0])
                 if source is None or self.container_of[source] != own:
                     self.changed.add(block)
-            has_passed = self._block_of(args[0]) is not None  # through a block that returned it as it was
+            has_passed = self._block_of(args[0]) is not None  # through a block that returned it unchanged
             for other, taken in self._taken.items():
                 if taken is args[0] and other is not block and self.container_of[other] == own and not has_passed:
                     self.beside.add(block)
@@ -123,14 +123,14 @@ class BlockUses(TorchFunctionMode):
 
 
 def reached(model: nn.Module, outputs: Any) -> set[Tensor]:
-    """The parameters that the outputs of a model depend on, of those that take a gradient."""
+    """Those parameters that take a gradient and that the outputs of a model depend on."""
     return {*_leaves(outputs)}.intersection(model.parameters())
 
 
 def has_shortcut(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a way leads from a block's first argument to its output that no weight is multiplied on, as in x + F(x).
+    """Whether a path without products by weights leads from a block's first argument to its output, as in x + F(x).
 
-    Norms may be on it, as in blocks that end in one. The block is one of :func:`stepsnet.macs.on_meta`.
+    Norms may be on the path, as in blocks that end in one. The block has to come from :func:`stepsnet.macs.on_meta`.
     """
     x = args[0].detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -139,7 +139,7 @@ def has_shortcut(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _leaves(outputs: Any, stops: tuple[str, ...] = ()) -> Iterator[Tensor]:
-    """The leaves of autograd's graph behind outputs, on ways without nodes whose names begin with one of ``stops``."""
+    """The leaves of autograd's graph behind outputs, on paths without nodes whose names begin with one of ``stops``."""
     tensors = [tensor for tensor in tree_leaves(outputs) if isinstance(tensor, Tensor)]
     yield from (tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]

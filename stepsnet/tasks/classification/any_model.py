@@ -1,4 +1,4 @@
-"""The task of scoring a timm or StepsNet model on a data set, where there is no run whose recipe says how."""
+"""Scoring a timm or StepsNet model on a data set without a run whose recipe says how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_by_name(name: str, args: dict[str, Any], data: str) -> tuple[nn.Module
     """A new model, and the task that scores it on the validation split at the model's own input size.
 
     Args:
-        args: of the model; without ``num_classes`` it has as many as the data.
+        args: the model's arguments; without ``num_classes``, it has as many classes as the data.
 
     Raises:
         UserError: the model or the data do not exist, or do not fit each other.

@@ -37,17 +37,17 @@ __all__ = [
 
 SampleKey = tuple[int, int, int]  # epoch, index, copy
 
-_NEIGHBORS = 9  # training samples that are tried where one cannot be decoded
+_NEIGHBORS = 9  # training samples that are tried in place of one that cannot be decoded
 
 
 class Samples(Dataset):
     """Images as inputs: sample (epoch, index, copy) is a function of these numbers and the seed.
 
-    They come in batches, which take less time than their samples one by one and are the same. In training the next
-    image that can be decoded takes the place of one that cannot; in evaluation nothing may.
+    They are read in batches, which takes less time than one by one and gives the same samples. In training, an image
+    that cannot be decoded is replaced by the next one that can; in evaluation it is left out.
 
     Args:
-        indices: of the images.
+        indices: the images to take, by their index in ``images``.
         neighbors: how many images after one that cannot be decoded are tried in its place.
     """
 
@@ -65,8 +65,9 @@ class Samples(Dataset):
         return np.asarray(self.images.labels, dtype=np.int64)[self.indices]
 
     def batch(self, keys: Sequence[SampleKey]) -> tuple[Tensor, Tensor, list[str]]:
-        """Inputs (B, C, H, W) and labels (B) of the images that could be decoded, and of each key the name of what
-        could not be.
+        """Inputs (B, C, H, W) and labels (B) of the images that could be decoded, and for each key what could not be.
+
+        The last is a text with the image's name and the reason; it is empty if there was no failure.
 
         Raises:
             UserError: there are neighbors, and none of them can be decoded either.
@@ -80,10 +81,10 @@ class Samples(Dataset):
         inputs = normalized(images, normalize) if normalize else torch.stack(images)
         return inputs, torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
 
-    __getitems__ = batch  # by this name torch's loader asks for one, and it then asks for no sample
+    __getitems__ = batch  # under this name, torch's loader asks for whole batches and never for single samples
 
     def _read(self, key: SampleKey, transform: Callable[[Any], Any]) -> tuple[Any, int, str]:
-        """An image as the transform makes it, or None; its label, and the name of what could not be decoded."""
+        """The transformed image, or None; its label; and the name of what could not be decoded, with the reason."""
         epoch, position, copy = key
         failed = ""
         for step in range(1 + self.neighbors):
@@ -107,14 +108,14 @@ class ImageData:
     train: Samples
     val: Samples  # those that are evaluated
     read: Transform  # the same as evaluation_transform
-    clean: Samples  # training images as in evaluation, perhaps none
-    evaluated: str  # the split that ``val`` is
-    in_folders: bool  # one for each class
+    clean: Samples  # training images as in evaluation; may be empty
+    evaluated: str  # which split ``val`` is
+    in_folders: bool  # one folder for each class
 
 
 @dataclass(frozen=True)
 class StoredData:
-    """A data set that has been opened: its files are listed, and no image is decoded."""
+    """A data set that has been opened: its files are listed, but no image is decoded."""
 
     name: str  # without the split
     splits: Splits  # to be read in color
@@ -130,14 +131,14 @@ def open_images(data: str) -> StoredData:
 
 
 def check_trainable(data: str, train: StoredImages) -> None:
-    """Raises UserError where there is nothing to train on."""
+    """Raises UserError if there is nothing to train on."""
     if not len(train.labels):
         why = getattr(train, "missing", "")
         raise UserError(why or f"data: {data} has no images in its training split, expected some to train on")
 
 
 def check_test_split(opened: StoredData, holdout: int | None) -> None:
-    """Raises UserError where there is no ``DATA@test``, or it cannot be opened. No image is decoded."""
+    """Raises UserError if there is no ``DATA@test``, or it cannot be opened. No image is decoded."""
     if opened.splits.test and holdout is None:
         opened.splits.test()
     elif holdout is None:
@@ -162,23 +163,23 @@ def load_images(
 ) -> ImageData:
     """Open ``digits``, or one of :data:`~stepsnet.tasks.classification.sources.SOURCES` such as ``folder:PATH``.
 
-    A path alone is a folder. The split that is evaluated is the one to validate on, or the one behind an ``@``:
+    A path alone is a folder. The split that is evaluated is the one to validate on, or the one named after an ``@``:
     ``folder:PATH@train``.
 
     Args:
-        augment: of the training split; None uses the transform of evaluation.
-        train_samples: keep so many training samples, the first of each class in turn; None keeps all.
-        holdout: training images to validate on; the other split is then ``DATA@test``. Not beside a test split of
-            the data's own.
-        clean_samples: training images that are evaluated too.
+        augment: augmentation of the training split; None uses the transform of evaluation.
+        train_samples: how many training samples to keep, taken from each class in turn; None keeps all.
+        holdout: how many training images to validate on; the other split is then ``DATA@test``. Not allowed if the data
+            have a test split of their own.
+        clean_samples: how many training images to evaluate too.
         in_memory: decode the images once and keep them.
-        for_training: False where the data are only evaluated, and may have fewer images to train on than these numbers,
-            or none.
-        opened: the data, where they have been opened.
+        for_training: False if the data are only evaluated, and may have fewer training images than these numbers, or
+            none.
+        opened: the data, if they have been opened already.
 
     Raises:
-        UserError: an unknown name, a folder that is missing or empty, classes in validation that training does not
-            have, or more samples than there are.
+        UserError: the name is unknown, a folder is missing or empty, validation has classes that training does not
+            have, or there are fewer samples than asked for.
     """
     data, split = split_of(data)
     if data == "digits":
@@ -218,7 +219,7 @@ def load_images(
 
 
 def evaluation_transform(data: str, spec: InputSpec) -> Transform:
-    """A Pillow image of any size, in a mode of 8 bits -> (C, H, W), normalized, as in the evaluation on ``data``.
+    """The transform of evaluation on ``data``: a Pillow image of any size, in an 8-bit mode -> (C, H, W), normalized.
 
     The data are not opened.
     """
@@ -235,7 +236,7 @@ def _open_source(data: str, mode: str) -> Splits:
         raise UserError(f"data: got {data!r}, expected a folder or one of {', '.join(known)}{nearest(kind, known)}")
     try:
         splits = SOURCES[kind](path, mode)
-    except OSError as error:  # of a user's function; those here say it themselves
+    except OSError as error:  # from a user's function; those here report it themselves
         raise UserError(f"data: {data}: {error.strerror or error}") from None
     return _checked(kind, splits)
 
@@ -246,7 +247,7 @@ def _kind_and_path(data: str) -> tuple[str, str]:
 
 
 def _checked(kind: str, splits: Any) -> Splits:
-    """Raises UserError where a source, perhaps a user's, does not return what training needs."""
+    """The splits. Raises UserError if a source, perhaps a user's, does not return what training needs."""
     if not isinstance(splits, tuple) or len(splits) not in (3, len(Splits._fields)):
         raise UserError(f"data: {kind}: got {type(splits).__name__} from its function, expected Splits")
     splits = Splits(*splits)

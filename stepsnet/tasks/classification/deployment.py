@@ -16,7 +16,7 @@ __all__ = ["deployment"]
 
 
 def deployment(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Deployment:
-    """Raises UserError where the class names are nowhere."""
+    """Describe how a run's classifier is used. Raises UserError if its class names are missing or do not fit it."""
     config = data_config(recipe, model)
     return Deployment(
         task=recipe.task,

@@ -52,7 +52,7 @@ def _normalized(mean: float, std: float, values: np.ndarray) -> Tensor:
 
 
 def data_config() -> dict[str, Any]:
-    """How :func:`load_digits` turns an image into an input, in timm's words."""
+    """How :func:`load_digits` turns an image into an input, in timm's terms."""
     images = cast(Arrays, load_digits()[0].train).images
     mean, std = (float(images.mean()),), (float(images.std()),)
     return {"mean": mean, "std": std, "interpolation": "box", "crop_pct": 1.0, "crop_mode": "squash"}

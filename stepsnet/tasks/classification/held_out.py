@@ -1,8 +1,8 @@
 """How a data set is divided: samples to train on, samples to choose settings by, and samples to score at the end.
 
-A source has two splits, of which the second is what runs are validated on, and perhaps a third for the end. Who chooses
-settings by the second of two has nothing left to report honestly: with ``holdout`` a fixed part of the training split
-takes its place, and the second split is opened only as ``DATA@test``.
+A source has two splits, the second of which runs are validated on, and perhaps a third for the end. Whoever chooses
+settings by the second of only two has nothing left to report honestly: with ``holdout``, a fixed part of the training
+split takes its place, and the second split is scored only as ``DATA@test``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["InMemory", "Parts", "divide"]
 class Parts:
     """Indices of samples: those to train on, some of them to score without augmentation, and those that are evaluated.
 
-    The last are of the source's training split, or else of its second or third one.
+    The evaluated ones are in the source's training split (``of_training``), or else in its second or third split.
     """
 
     train: np.ndarray
     clean: np.ndarray
     evaluated: np.ndarray
     of_training: bool
-    name: str  # of the evaluated ones, for a summary
+    name: str  # of the evaluated split, for a summary
 
 
 def divide(
@@ -45,21 +45,22 @@ def divide(
     own_test: bool = False,
     for_training: bool = True,
 ) -> Parts:
-    """Divide a source of two splits. This depends on the labels only, so it is the same for every run and seed.
+    """Divide a source of two splits. The result depends only on the labels: it is the same for every run and seed.
 
     Args:
-        train_labels: of the training split.
-        others: number of samples in the second split, or in a test split of its own that is evaluated.
-        split: which one is evaluated: train, val or test.
-        train_samples: so many are trained on, the first of each class in turn; None is all.
-        holdout: so many training samples, of each class alike, are ``val``; the second split is then ``test``.
-        clean_samples: so many of those that are trained on are scored too.
+        train_labels: the labels of the training split.
+        others: the number of samples in the second split, or in the source's own test split if that is evaluated.
+        split: the one that is evaluated: train, val or test.
+        train_samples: how many to train on, taken from each class in turn; None is all.
+        holdout: how many training samples are ``val``, in the same proportion from each class; the second split is then
+            ``test``.
+        clean_samples: how many of those that are trained on are scored too.
         own_test: whether the source has a test split besides the two.
-        for_training: False where ``train_samples`` and ``clean_samples`` may be more than there are.
+        for_training: False if ``train_samples`` and ``clean_samples`` may be more than there are.
 
     Raises:
-        UserError: more samples than there are, a test split where the second split is validated on, or ``holdout``
-            beside one of its own.
+        UserError: there are fewer samples than asked for, the test split is asked for but the second split is the one
+            to validate on, or ``holdout`` is given and the source has a test split of its own.
     """
     check_holdout(holdout, "the data set", own_test)
     if split == "test" and holdout is None and not own_test:
@@ -69,7 +70,7 @@ def divide(
     if holdout is not None and (len(train_labels) or split != "test"):
         kept, aside = _set_aside(np.asarray(train_labels), holdout)
     if not for_training and train_samples is not None:
-        train_samples = min(train_samples, len(kept)) or None  # where there are none, none are left out
+        train_samples = min(train_samples, len(kept)) or None  # with no samples, there is nothing to leave out
     kept = _first_of_each(train_labels, kept, train_samples, "train_samples")
     clean_samples = clean_samples if for_training else min(clean_samples, len(kept))
     clean = _first_of_each(train_labels, kept, clean_samples, "clean_samples") if clean_samples else kept[:0]
@@ -81,7 +82,7 @@ def divide(
 
 
 def _set_aside(labels: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The indices to train on, and ``count`` others of each class alike: of a class with one image none is aside."""
+    """The indices to train on, and ``count`` others, stratified by class; a class with one image is only trained on."""
     from sklearn.model_selection import train_test_split
 
     found, of_image, sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -97,7 +98,7 @@ def _set_aside(labels: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first_of_each(labels: Sequence[int], among: np.ndarray, count: int | None, name: str) -> np.ndarray:
-    """All of them, or the first ``count`` when the classes take turns."""
+    """All indices of ``among``, or the first ``count`` if the classes take turns."""
     if count is None:
         return among
     if not 1 <= count <= len(among):
@@ -112,7 +113,7 @@ def _first_of_each(labels: Sequence[int], among: np.ndarray, count: int | None, 
 class InMemory:
     """The images at ``indices``, decoded once and kept as arrays of uint8; other images are read from the source.
 
-    One that cannot be decoded is not kept, so that reading it raises what it did.
+    An image that cannot be decoded is not kept, so reading it raises the same error again.
     """
 
     def __init__(self, images: Any, indices: np.ndarray):

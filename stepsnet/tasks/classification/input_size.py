@@ -26,13 +26,13 @@ def input_size(recipe: ClassificationRecipe, model: nn.Module) -> tuple[int, int
 
 
 def fit_input_size(recipe: ClassificationRecipe, side: int) -> ClassificationRecipe:
-    """The recipe with inputs of ``side`` × ``side``, where the model's arguments leave its size open.
+    """The recipe with inputs of ``side`` × ``side``, for a model whose arguments leave the size open.
 
-    A model that accepts any size stays as it is, and another is built for this one. If the size is that of the images
-    (``img_size: data``), a model is built for it wherever that is possible.
+    A model that accepts any size stays as it is; any other is built for this one. If the size is that of the images
+    (``img_size: data``), the model is built for it whenever that is possible.
 
     Raises:
-        UserError: the model does not accept this size, or not its own either.
+        UserError: the model does not accept this size, or not even its own.
     """
     of_images = recipe.img_size == "data"
     as_it_is = with_args(recipe, given_args(recipe.model), img_size=side)
@@ -44,7 +44,7 @@ def fit_input_size(recipe: ClassificationRecipe, side: int) -> ClassificationRec
             if reason is None:
                 return fitted
             reasons.append(reason)
-    if not reasons:  # on the meta device it cannot be built at all: what is wrong is said when it is built
+    if not reasons:  # it cannot be built on the meta device at all: building it for real reports what is wrong
         return as_it_is
     _check_own_size(recipe)
     got = f"{side}, the side of the training images" if of_images else side
@@ -67,7 +67,7 @@ def check_input_size(recipe: ClassificationRecipe, side: int, model: nn.Module) 
     """Try a size other than the model's own on the meta device: some models accept any size, others only one.
 
     Raises:
-        UserError: the model does not accept images of ``side`` × ``side``, or not of its own size either.
+        UserError: the model does not accept images of ``side`` × ``side``, or not even images of its own size.
     """
     spec, own = recipe.model, input_size_of(recipe.model, model)
     reason = None
@@ -85,13 +85,13 @@ def check_input_size(recipe: ClassificationRecipe, side: int, model: nn.Module) 
 
 
 def _check_own_size(recipe: ClassificationRecipe) -> None:
-    """Raises UserError where the model fails at the size that it was built for too: then not the size is wrong."""
+    """Raises UserError if the model fails even at the size that it was built for: then the size is not to blame."""
     if (reason := _refusal(recipe.model)) is not None:
         raise UserError(f"{key_of_model(recipe)}: {recipe.model.name} fails at its own size too: {reason}")
 
 
 def _refusal(spec: ModelSpec, side: int | None = None) -> str | None:
-    """Why the model does not accept inputs of this size; None where it does. Raises UserError if it cannot be built.
+    """Why the model does not accept inputs of this size; None if it does. Raises UserError if it cannot be built.
 
     Args:
         side: by default the model's own size.
@@ -111,7 +111,7 @@ def _refusal(spec: ModelSpec, side: int | None = None) -> str | None:
 
 
 def _patch_of(model: nn.Module) -> int | None:
-    """The side of a model's patches, where it leaves out what they do not cover."""
+    """The side of a model's patches, if it drops the pixels that they do not cover; else None."""
     embedding: Any = getattr(model, "patch_embed", None)
     if isinstance(embedding, PatchEmbed) and not embedding.dynamic_img_pad:
         return max(embedding.patch_size)

@@ -20,12 +20,12 @@ __all__ = ["data_config", "input_spec", "normalization_of"]
 
 
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
-    """How images become this model's inputs: timm's data config, at the size that the model is built for.
+    """How images become this model's inputs: timm's data config, at the recipe's input size or else the model's own.
 
-    But for the recipe's crop, which :func:`resolve` takes from that config when a run starts.
+    The recipe's crop takes precedence; :func:`resolve` takes its mode from that config when a run starts.
 
     Raises:
-        UserError: inputs of neither one channel nor three.
+        UserError: the model's inputs have neither one channel nor three.
     """
     config = resolve_model_data_config(model)
     size = input_size(recipe, model)
@@ -36,12 +36,12 @@ def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
     if size[0] == 1:
         mean, std = Normalization(mean, std).in_greyscale()
     crop_pct = recipe.crop_pct or config["crop_pct"]
-    crop_mode = recipe.crop_mode or "center"  # runs of before, which do not name it, were scored so
+    crop_mode = recipe.crop_mode or "center"  # older runs, which do not record it, were scored like this
     return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct, crop_mode)
 
 
 def data_config(recipe: ClassificationRecipe, model: nn.Module) -> dict[str, Any]:
-    """How images become inputs in evaluation, in timm's words."""
+    """How images become inputs in evaluation, in timm's terms."""
     spec = input_spec(recipe, model)
     config = {
         "input_size": spec.input_size,
@@ -55,6 +55,6 @@ def data_config(recipe: ClassificationRecipe, model: nn.Module) -> dict[str, Any
 
 
 def normalization_of(recipe: ClassificationRecipe, model: nn.Module) -> Normalization:
-    """Raises UserError as :func:`input_spec` does."""
+    """The normalization of the model's inputs. Raises UserError as :func:`input_spec` does."""
     config = data_config(recipe, model)
     return Normalization(tuple(config["mean"]), tuple(config["std"]))

@@ -1,4 +1,4 @@
-"""What a report shows of a classifier: which classes it takes for which, and the images of the highest loss."""
+"""What a report shows of a classifier: which classes it confuses, and the images with the highest loss."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from .data import Samples
 
 __all__ = ["Mistakes"]
 
-_MOST_IN_A_MATRIX = 30  # classes; of more, the pairs that are confused most often are listed
+_MOST_IN_A_MATRIX = 30  # classes; if there are more, the pairs that are confused most often are listed
 _PAIRS, _PICTURES = 15, 12
 
 
 class _Judged(NamedTuple):
-    """One image, in the order of the losses."""
+    """One image; compares by its loss."""
 
     loss: float
     position: int  # in the evaluated samples
     label: int
     likeliest: int
-    of_label: float  # its probability
+    of_label: float  # the label's probability
     of_likeliest: float
 
 
 @dataclass
 class Mistakes:
-    """Counts of (class, predicted class), and the images of the highest loss; kept small whatever is evaluated."""
+    """Counts of (class, predicted class), and the images with the highest loss; small, however much is evaluated."""
 
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
     worst: list[_Judged] = field(default_factory=list)

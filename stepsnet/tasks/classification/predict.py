@@ -26,8 +26,8 @@ def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> l
     With ``inputs.out`` they are written there too, as ``predictions.json``.
 
     Raises:
-        UserError: a file is missing or is not an image, or something of somebody else's is where the result would be;
-            then nothing is predicted.
+        UserError: a file is missing or is not an image, or the result would replace somebody else's file; nothing is
+            predicted in that case.
     """
     files = inputs.require_files(run, recipe)
     listed = inputs.outputs.folder / "predictions.json"
@@ -61,7 +61,7 @@ def _classify(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) ->
 
 
 def classes_of(run: Path, model: nn.Module) -> list[str]:
-    """The run's class names. Raises UserError where they cannot be read, or are not as many as the model's outputs."""
+    """The run's class names. Raises UserError if they cannot be read, or are not as many as the model's outputs."""
     classes = read_classes(run)
     expected = getattr(model, "num_classes", len(classes))
     if len(classes) != expected:

@@ -1,6 +1,6 @@
 """A classifier in timm's format: ``timm.create_model("hf-hub:…")`` and ``"local-dir:…"`` load it.
 
-A model that timm does not make by a name, such as one of ``stepify``, is a folder that ``stepsnet predict`` takes.
+A model that timm cannot create by name, such as one from ``stepify``, becomes a folder that ``stepsnet predict`` takes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .predict import classes_of
 
 __all__ = ["publish"]
 
-# of timm's config of a name: where its own weights come from, and their licence
+# in timm's config for a model's name: where timm's own weights come from, and their licence
 _OF_OTHER_WEIGHTS = ("license", "tag", "origin_url", "notes", "paper_ids", "paper_name")
 _USAGE = """\
 import timm
@@ -42,10 +42,10 @@ transparent, and channels of 16 bits were scaled to 8."""
 
 
 def _say_num_classes_once(file: Path) -> dict[str, Any]:
-    """Transformers hands on timm's ``num_classes`` and ``model_args``, so that a number in both is given twice.
+    """Remove ``num_classes`` from ``model_args``: Transformers passes both to timm, which would get the number twice.
 
     Returns:
-        The config as it is then.
+        The config after the change.
     """
     config = json.loads(file.read_text())
     config.get("model_args", {}).pop("num_classes", None)
@@ -59,7 +59,7 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     Raises:
         UserError: the run has no weights, or timm cannot save the model.
     """
-    elsewhere = is_elsewhere(recipe.model.name)  # where a config says timm's name and arguments
+    elsewhere = is_elsewhere(recipe.model.name)  # a config there has timm's name and arguments
     if not timm.is_model(recipe.model.name) and not elsewhere:
         return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-classification", draws=False)
     model = trained_model(run, recipe)

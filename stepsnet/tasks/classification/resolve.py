@@ -1,4 +1,4 @@
-"""What the data of a classifier decide where its recipe leaves it open: classes, channels, size of the input."""
+"""What a classifier's data decide if its recipe leaves it open: classes, channels, size of the input."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LOOKED_AT = 256  # training images, evenly spaced
 
 
 def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[ClassificationRecipe, list[str]]:
-    """The recipe with what its data decide, and a line for each decision, and for one that seems to be a mistake.
+    """The recipe with what its data decide, and a line for each decision and for what seems to be a mistake.
 
-    ``num_classes`` is open where it is not given, and then ``in_chans`` too. A model whose classes are given is taken
-    as it is: the config of any version's run replays that run, but for a crop that an earlier one took from no model.
+    ``num_classes`` is open if it is not given, and so is ``in_chans`` then. A model whose classes are given is taken as
+    it is: the config of any version's run replays that run, except that early versions took no crop from the model.
 
     Raises:
-        UserError: images of several sizes, or of one that the model does not accept, where they decide the size.
+        UserError: the images decide the size and are not squares of one size, or the model does not accept the size.
     """
     recipe, lines = with_classes(recipe, len(opened.splits.classes))
     args, look = given_args(recipe.model), _look_at(opened.splits.train)
@@ -48,7 +48,7 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
         side = look.side()
         recipe, of_model = with_crop_mode(fit_input_size(recipe, side), opened)
         decided = f"img_size {side}, from the data"
-        # a model's own would enlarge the images and cut off their borders
+        # the model's own crop_pct would enlarge the images and cut off their borders
         if recipe.crop_pct is None and opened.name != "digits":
             recipe, decided = replace(recipe, crop_pct=1.0), f"{decided}, whose images are evaluated whole (crop_pct 1)"
         return recipe, [*lines, decided, *of_model]
@@ -65,10 +65,10 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
 
 
 def with_crop_mode(recipe: ClassificationRecipe, opened: StoredData) -> tuple[ClassificationRecipe, list[str]]:
-    """The recipe with its model's crop, if that is not the center's, which is what a run without one is scored with."""
+    """The recipe with its model's crop mode, and a line about it, unless that is center, as in runs without one."""
     if recipe.crop_mode or opened.name == "digits":
         return recipe, []
-    with suppress(UserError), torch.device("meta"):  # what cannot be built there is said when it is built
+    with suppress(UserError), torch.device("meta"):  # what cannot be built there is reported when it is built for real
         mode = resolve_model_data_config(build_model(recipe.model, pretrained=False))["crop_mode"]
         if mode != "center":
             line = f"crop_mode {mode}, from {recipe.model.name}: so images that are not square are evaluated"
@@ -77,9 +77,9 @@ def with_crop_mode(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Cl
 
 
 def _channels_of(name: str) -> int:
-    """The channels that a model has by itself."""
+    """The channels that a model has unless its arguments say otherwise."""
     config = None
-    with suppress(RuntimeError):  # timm has no such weights, which is said when the model is built
+    with suppress(RuntimeError):  # timm has no such weights, which building the model reports
         config = timm.get_pretrained_cfg(name)
     return config.input_size[0] if config and config.input_size else 3
 
@@ -89,14 +89,14 @@ class _Look:
     """What training images have in common, as far as they were looked at."""
 
     count: int
-    channels: int | None  # 1 if all of them are greyscale as they are stored, else 3; None where that is not known
+    channels: int | None  # 1 if all of them are stored in greyscale, else 3; None if that is not known
     sizes: tuple[tuple[int, int], ...]  # (height, width), without repetitions
 
     def __str__(self) -> str:
         return f"the {self.count} training images that were looked at"
 
     def side(self) -> int:
-        """The side of the squares that all of them are. Raises UserError where they are not."""
+        """The side of the images. Raises UserError if they are not squares of one size."""
         if not self.sizes:
             raise UserError(
                 "img_size: got data, but none of the training images can be read, expected a side in pixels"

@@ -23,7 +23,7 @@ from ..images import UnreadableImage, image_shape, image_suffixes, open_image
 
 __all__ = ["Shards", "find_shards"]
 
-_MOST_CLASSES = 1_000_000  # where a label is not one of classnames.txt, it is a number that someone mistyped
+_MOST_CLASSES = 1_000_000  # a label that is not below this is taken for a mistyped number
 
 
 class Shards:
@@ -37,7 +37,7 @@ class Shards:
         self.mode = mode
         self.labels: list[int] = []
         self.members: list[tuple[Path, str, int, int]] = []  # file, name, offset and length in bytes
-        self.unread: list[str] = []  # images behind a second dot
+        self.unread: list[str] = []  # images whose suffix follows a second dot
         for path in paths:
             self._index(path)
 
@@ -84,7 +84,7 @@ class Shards:
                 raise UserError(f"data: {path}: {key.lstrip('/')} has a class and no image, expected such as .jpg")
 
     def read(self, index: int) -> Image.Image:
-        """Raises UnreadableImage where the image cannot be decoded."""
+        """Raises UnreadableImage if the image cannot be decoded."""
         return open_image(self._content(index), self.mode)
 
     def shape(self, index: int) -> tuple[int, int, int]:
@@ -116,7 +116,7 @@ def _label(content: bytes, suffix: str, where: str) -> int | None:
 
 
 def _check_end(path: Path, offset: int) -> None:
-    """Raises UserError unless the archive ends where its members do: tarfile stops at a damaged header in silence."""
+    """Raises UserError unless the archive ends where its members do: tarfile stops silently at a damaged header."""
     with path.open("rb") as file:
         file.seek(offset)
         rest = file.read(_MARK)
@@ -140,16 +140,16 @@ def _is_of(path: Path, split: str) -> bool:
 def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Shards, Shards, Callable[[], Shards] | None]:
     """Classes, training split and validation split of a folder of ``*train*.tar`` and ``*val*.tar`` files.
 
-    And a function that opens the test split, if there is one besides. The names may be those of folders too. Where
-    nothing is named val or validation, test is the validation split.
-    Only a separate word counts: ``latest`` is not a test split. The lines of ``classnames.txt`` name the classes;
-    without this file they are named by their numbers. A name that several have gets the number behind it.
+    The fourth item is a function that opens the test split, or None if there is no such split besides. The names may
+    also be those of folders. If nothing is named val or validation, test is the validation split. Only a separate word
+    counts: ``latest`` is not a test split. The lines of ``classnames.txt`` name the classes; without this file, their
+    numbers do.
 
     Args:
-        mode: Pillow's mode that images are converted to.
+        mode: the Pillow mode that images are converted to.
 
     Raises:
-        UserError: a split is missing, a file belongs to both, or the classes do not fit.
+        UserError: a split is missing, a file is compressed or belongs to both splits, or the classes do not fit.
     """
     root = Path(folder)
     require_data_folder(root, "--data wds:PATH")

@@ -32,26 +32,26 @@ class StoredImages(Protocol):
     def labels(self) -> Sequence[int]: ...
 
     def read(self, index: int) -> Any:
-        """An image; raises :class:`~stepsnet.tasks.images.UnreadableImage` where it cannot be decoded."""
+        """An image; raises :class:`~stepsnet.tasks.images.UnreadableImage` if it cannot be decoded."""
         ...
 
     def name(self, index: int) -> str:
         """What an image is called in messages."""
         ...
 
-    # Where there is a method ``shape(index)``, with (channels, height, width) as the image is stored, it is used to
-    # look at images without decoding them, and to see which are greyscale. What ``left_out`` says is told before the
-    # training and with every other score, and what ``missing`` says is why there are no images to train on.
+    # Three more members are optional. ``shape(index)`` is (channels, height, width), with one channel for an image that
+    # is stored in greyscale; it serves to look at images without decoding them. ``left_out`` is a line that the user is
+    # shown before training and with scores outside of it. ``missing`` says why there are no images to train on.
 
 
 class Splits(NamedTuple):
     classes: tuple[str, ...]
-    train: StoredImages  # without images where the data are for evaluation alone
+    train: StoredImages  # empty if the data are for evaluation only
     val: StoredImages
-    test: Callable[[], StoredImages] | None = None  # one of its own, which is opened for DATA@test alone
+    test: Callable[[], StoredImages] | None = None  # one of its own, which is opened only for DATA@test
 
 
-Source = Callable[[str, str], Splits]  # of a path and a mode of Pillow's
+Source = Callable[[str, str], Splits]  # called with a path and a Pillow mode
 
 
 class Arrays:
@@ -97,7 +97,7 @@ class _TimmReader:
         self.labels = [self._label(index, target) for index, target in enumerate(reader.iter_targets())]
 
     def _label(self, index: int, target: int | None) -> int:
-        """Raises UserError for a cell that is null."""
+        """The label as a number. Raises UserError if the cell is null."""
         if target is None:
             where = f"{self.name(index)} of {self.reader.split}"
             raise UserError(
@@ -122,10 +122,10 @@ class _TimmReader:
 
     @contextmanager
     def _file(self, index: int) -> Iterator[IO[bytes]]:
-        """Raises UnreadableImage where the reader finds nothing to open."""
+        """Open an image's file. Raises UnreadableImage if the reader finds nothing to open."""
         try:
             file = self.reader[index][0]
-        except (TypeError, AssertionError):  # of a cell that is null, and of one without bytes and a path
+        except (TypeError, AssertionError):  # for a cell that is null, and for one with neither bytes nor path
             raise UnreadableImage("the data have neither its bytes nor its path") from None
         except OSError as error:
             raise UnreadableImage(error.strerror or str(error)) from None
@@ -133,16 +133,16 @@ class _TimmReader:
             yield file
 
 
-_EVALUATED = ("val", "validation", "valid", "test")  # names of the folder, in this order
+_EVALUATED = ("val", "validation", "valid", "test")  # names of the folder, the first that is found
 
 
 def _folder(path: str, mode: str) -> Splits:
-    """Folders ``train`` and ``val`` (or validation, test), with one folder of images per class: ImageNet's layout.
+    """Folders ``train`` and ``val`` (or validation, valid, test), with a folder of images per class: ImageNet's layout.
 
-    The classes are the folders in ``train``, also empty ones; of these, ``val`` need not have each. Hidden folders,
-    which notebooks and file managers leave behind, are none. ``test`` beside both is a split of its own, if it has
-    folders: without them its images have no labels. Without ``train`` the classes are the folders of ``val``, and there
-    is nothing to train on, as where ``train`` has class folders without images.
+    The classes are the folders in ``train``, even empty ones; ``val`` need not have all of them. Hidden folders, which
+    notebooks and file managers leave behind, do not count. ``test`` besides both is a split of its own if it has class
+    folders: without them, its images have no labels. Without ``train``, the classes are the folders of ``val``. There
+    is nothing to train on then, nor if all class folders in ``train`` are empty.
     """
     root = Path(path)
     require_data_folder(root, "--data folder:PATH")
@@ -176,7 +176,7 @@ def _class_folders(split: Path) -> list[Path]:
 
 
 def _is_split(folder: Path) -> bool:
-    """Whether it is there; but ``test`` without class folders has images without labels."""
+    """Whether the folder exists and is a split: ``test`` without class folders has images without labels."""
     return folder.is_dir() and (folder.name != "test" or bool(_class_folders(folder)))
 
 
@@ -199,7 +199,7 @@ def _no_images(split: Path) -> str:
 
 
 def _images_by_class(split: Path) -> tuple[dict[str, list[Path]], str]:
-    """The images of each class folder, both in alphabetical order, and what is to be told of the other files."""
+    """The images of each class folder, both in alphabetical order, and a line about the other files."""
     folders = _class_folders(split)
     if not folders:
         raise UserError(f"data: {split} has no folders, expected one for each class")
@@ -207,7 +207,7 @@ def _images_by_class(split: Path) -> tuple[dict[str, list[Path]], str]:
     all_others: list[Path] = []
     for folder in folders:
         found[folder.name], others = find_images(folder)
-        if others and not found[folder.name]:  # in a format that is not read
+        if others and not found[folder.name]:  # in formats that are not read
             got = f"files of {_kinds_of(others)}"
             raise UserError(f"data: found no images for the class {folder.name} in {split}, got {got}")
         all_others += others
@@ -236,7 +236,7 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
 
         kind = getattr(datasets, name)
         try:
-            # in this order: where another rank makes the folder in between, it has its mark
+            # in this order: if another rank makes the folder in between, it has its mark already
             if not os.path.isdir(path) or is_half_downloaded(path):
                 _download(kind, Path(path))
             train, val = (kind(path, train=train) for train in (True, False))
@@ -256,11 +256,11 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
 
 
 def _download(kind: Any, folder: Path) -> None:
-    """Download a data set of torchvision's, once where several ranks come at the same time.
+    """Download a torchvision data set, only once if several ranks come at the same time.
 
-    A file marks the folder from before it is there until all of it is, so that a download that was cut off is known as
-    one, and files that a user has put into a folder are never replaced. The lock is another file, beside the folder:
-    who waits for it finds no mark once the first is done.
+    A file marks the folder from before it appears until it is complete, so a download that was cut off is recognized,
+    and files that a user has put into a folder are never replaced. The lock is another file, beside the folder: a rank
+    that has waited for it finds no mark once the first rank is done.
     """
     from torchvision.datasets.utils import download_and_extract_archive
 
@@ -273,7 +273,7 @@ def _download(kind: Any, folder: Path) -> None:
         except OSError:  # another rank was faster
             shutil.rmtree(beside)
     lock = folder.with_name(f".{folder.name}.lock")
-    with FileLock(lock, fallback_to_soft=False):  # a marker would outlive a process that is killed
+    with FileLock(lock, fallback_to_soft=False):  # a soft lock's file would outlive a process that is killed
         if is_half_downloaded(folder):
             if not (folder / kind.base_folder).exists():  # else the user has put it there since
                 parts = folder / f"{DOWNLOADING}.parts"
@@ -292,10 +292,10 @@ def _download(kind: Any, folder: Path) -> None:
 
 
 def _hugging_face(path: str, mode: str) -> Splits:
-    """A data set of the hub, or of a local folder, with the splits train and validation (or test).
+    """A data set from the hub or from a local folder, with the splits train and validation (or test).
 
-    ``NAME:COLUMN`` says which column has the labels. Beside validation, test is not read: on the hub its labels are
-    often hidden.
+    ``NAME:COLUMN`` says which column has the labels. If there is a validation split, test is not read: on the hub, its
+    labels are often hidden.
     """
     load_dataset = import_extra("datasets", "data").load_dataset
     from timm.data.readers import create_reader
@@ -327,7 +327,7 @@ def _hugging_face(path: str, mode: str) -> Splits:
 
 
 def _columns(path: str, features: Mapping[str, Any], labels: str) -> dict[str, str]:
-    """The columns of images and labels, as timm's reader calls them: of that name, else the only one of its kind."""
+    """The image and label columns, as arguments of timm's reader: the one so named, else the only one of its type."""
 
     def column(kind: str, name: str, alone: bool, hint: str = "") -> str:
         of_kind = [other for other, feature in features.items() if type(feature).__name__ == kind]
@@ -357,14 +357,14 @@ _OWN = frozenset({"digits", *SOURCES})
 
 
 def register_source(kind: str) -> Callable[[Source], Source]:
-    """A decorator that adds a kind of data, ``KIND:PATH``, as a module of the user's does.
+    """A decorator that adds a kind of data, ``KIND:PATH``, from a user's module.
 
-    The function is given what stands behind the colon, and the mode of the images: "RGB", or "L" for a model of one
-    channel. It returns the class names and both splits, whose images are Pillow's of that mode; and as a fourth, where
-    there is a test split besides, a function that opens it. A kind that was registered before is replaced.
+    The function is given what follows the colon, and the mode of the images: "RGB", or "L" for a model with one
+    channel. It returns the class names, the two splits, whose images are Pillow images in that mode, and, if there is a
+    test split besides, a function that opens it. A kind that was registered before is replaced.
 
     Raises:
-        ValueError: the kind is one of stepsnet's own, or has a colon or an @ in it.
+        ValueError: the kind is empty, is one of stepsnet's own, or has a colon or an @ in it.
     """
     if kind in _OWN or not kind or set(kind) & set(":@"):
         raise ValueError(f"register_source: got {kind!r}, expected a name without : and @ that is not stepsnet's own")

@@ -45,20 +45,24 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and labels (B)
 
 
 def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) -> StoredData:
-    """Raises UserError where the data do not exist, or the model: opening data may take long; or no test split does."""
+    """Open the data once the model is known to exist, since opening may take long.
+
+    Raises:
+        UserError: the model or the data do not exist, or a training lacks images to train on or its test split.
+    """
     check_model_name(recipe.model)
     opened = open_images(data)
     if run is None:
         check_trainable(data, opened.splits.train)
     if recipe.score_test and run is None:
-        check_test_split(opened, recipe.holdout)  # and not after the training
+        check_test_split(opened, recipe.holdout)  # rather than after the training
     return opened
 
 
 def build(
     recipe: ClassificationRecipe, data: str | None = None, run: Path | None = None, opened: StoredData | None = None
 ) -> tuple[nn.Module, Classification]:
-    """Raises UserError where the model or the data do not exist, or do not fit each other."""
+    """Build the model and its task. Raises UserError if model or data do not exist, or do not fit each other."""
     model = build_model(recipe.model, pretrained=run is None)
     task = task_of(recipe, model, data or recipe.data, opened, for_training=run is None)
     if run:
@@ -75,7 +79,7 @@ def task_of(
     *,
     for_training: bool = True,
 ) -> Classification:
-    """Raises UserError where the data do not exist, or cannot be the model's inputs."""
+    """The task of a model on ``data``. Raises UserError if they do not exist, or cannot be the model's inputs."""
     spec = input_spec(recipe, model)
     images = load_images(
         data,
@@ -97,14 +101,14 @@ def task_of(
 
 
 def macs(recipe: ClassificationRecipe) -> int:
-    """Of a forward pass, at the size that the recipe trains at."""
+    """Multiply-accumulates of a forward pass, at the size that the recipe trains at."""
     with torch.device("meta"):
         model = build_model(recipe.model, pretrained=False)
     return count_complexity(model, input_size(recipe, model)).macs
 
 
 def normalization(recipe: ClassificationRecipe) -> Normalization:
-    """Of the images that a run was trained on."""
+    """The normalization of the images that a run was trained on."""
     with torch.device("meta"):
         return normalization_of(recipe, build_model(recipe.model, pretrained=False))
 
@@ -126,13 +130,13 @@ class Classification(Task):
     ):
         """
         Args:
-            data: as ``spec`` says, with the recipe's augmentation.
-            normalization: of the images, to tell where the weights of ``recipe.init`` have seen another.
-            for_training: False where the data may have fewer training images than a batch, and where no remarks are
-                asked for, so that the notices say what the scores do not cover.
+            data: read as ``spec`` says, with the recipe's augmentation.
+            normalization: that of the images, to warn if the weights of ``recipe.init`` were trained with another.
+            for_training: False if the task only evaluates: the data may have fewer training images than a batch, and
+                nobody asks for the remarks, so the notices say what the scores do not cover.
 
         Raises:
-            UserError: there are images to train on, and fewer than ``recipe.batch_size``.
+            UserError: there are images to train on, but fewer than ``recipe.batch_size``.
         """
         count, augment = len(data.train), recipe.augment
         if for_training and 0 < count < recipe.batch_size:
@@ -143,7 +147,7 @@ class Classification(Task):
         self.steps_per_epoch = count // max(1, self.batch_size)  # the last, smaller batch is dropped
         self.undecodable: dict[str, None] = {}  # an ordered set
         self.shard = BatchShard()  # of the batches
-        self.undecodable_before: list[str] = []  # of earlier processes of the run, mended since perhaps
+        self.undecodable_before: list[str] = []  # of earlier processes of the run; perhaps mended since
         self.scored: int | None = None  # images of the latest evaluation that could be decoded
         self.new_notices = [] if for_training else self._not_scored()
         self.mixup: Mixup | None = None
@@ -160,9 +164,9 @@ class Classification(Task):
             self.criterion = SoftTargetCrossEntropy()
 
     def order(self, epoch: int) -> list[SampleKey]:
-        """The samples of an epoch. With repeated augmentation they are fewer, each in several copies in a row.
+        """The samples of an epoch. With repeated augmentation there are fewer, each in several consecutive copies.
 
-        Ranks take neighboring parts of it, so that copies of a sample are in one update (Hoffer et al., 2020).
+        Ranks take neighboring parts of this order, so that copies of a sample are in one update (Hoffer et al., 2020).
         """
         order = data_order(self.recipe.seed, epoch, len(self.data.train))
         keys = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
@@ -219,7 +223,7 @@ class Classification(Task):
         return [*left_out, *on_classes("images", classes, *counts), *on_largest_class(classes, *counts)]
 
     def _not_scored(self) -> list[str]:
-        """What a score does not cover though it is in the data: before a training it is among the remarks."""
+        """Lines about data that a score does not cover; before training, they are among the remarks."""
         classes = self.data.classes
         scored = np.bincount(self.data.val.labels, minlength=len(classes))
         return [*_left_out(self.data.val), *on_classes("images", classes, np.ones_like(scored), scored)]
@@ -229,7 +233,7 @@ class Classification(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """Cross-entropy, and top-1 and top-5 accuracy in percent; and of the clean training samples, if any.
+        """Cross-entropy, top-1 and top-5 accuracy in percent; and loss and top-1 of the clean training samples, if any.
 
         Images that cannot be decoded are left out, and :meth:`notices` names them.
 
@@ -240,14 +244,14 @@ class Classification(Task):
         if len(self.data.clean):
             clean, _ = self._score(self.data.clean, model, shard, device)
             scores |= {"train_clean_loss": clean["loss"], "train_clean_top1": clean["top1"]}
-        self._count_undecodable(of_all_ranks(self.undecodable, shard))  # those of the training before too
+        self._count_undecodable(of_all_ranks(self.undecodable, shard))  # including those of the training before
         self._note_scored(scored)
         return scores
 
     def _score(
         self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device
     ) -> tuple[dict[str, float], np.ndarray]:
-        """The metrics, and how many images of each class they are of."""
+        """The metrics, and how many images of each class they cover."""
         classes, shared = len(self.data.classes), shared_by(shard)
         truth, of_rank = samples.labels, np.zeros(classes, dtype=np.int64)
         metrics = {
@@ -266,8 +270,8 @@ class Classification(Task):
         batches = shard.evaluation_batches(len(samples), self.recipe.eval_batch_size)
         asked = sum(shard.gather(sum(len(batch.indices) for batch in batches if not batch.is_padding)))
         scored = np.sum(shard.gather(of_rank), axis=0)
-        if 2 * scored.sum() < asked:  # numbers that say little of the split
-            if shard.rank > 0:  # rank 0 says it, and none goes on to wait for it
+        if 2 * scored.sum() < asked:  # the metrics would say little about the split
+            if shard.rank > 0:  # rank 0 reports it, and no other rank goes on and waits for it
                 raise SystemExit(2)
             got = f"{scored.sum()} of the {asked} images to evaluate can be decoded"
             such_as = f"; the latest that cannot is {next(reversed(self.undecodable))}" if self.undecodable else ""
@@ -286,21 +290,21 @@ class Classification(Task):
     ) -> Generator[tuple[list[int], Tensor, Tensor]]:
         """The indices, logits (B, classes) and labels (B) of the images in each of this rank's batches.
 
-        Without padding, and without images that cannot be decoded.
+        Padding and images that cannot be decoded are left out.
         """
         batches = shard.evaluation_batches(len(samples), self.recipe.eval_batch_size)
         keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
         with self._loaded(samples, keys, device) as found:
             for batch, (images, labels, failed) in zip(batches, found):
                 self._count_undecodable(failed)
-                if not len(labels):  # every rank calls the model equally often, as FSDP asks
+                if not len(labels):  # every rank calls the model equally often, as FSDP requires
                     images = images.new_zeros(1, *self.input_size)
                 logits = model(images).float()
                 if len(labels) and not batch.is_padding:
                     yield [index for index, name in zip(batch.indices, failed) if not name], logits, labels
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
-        """The confusion of the classes, and the images of the highest loss."""
+        """The confusion of the classes, and the images with the highest loss."""
         mistakes = Mistakes()
         with closing(self._predicted(self.data.val, model, BatchShard(), device)) as predicted:
             for indices, logits, labels in predicted:
@@ -311,7 +315,7 @@ class Classification(Task):
         check_classes(folder, self.data.classes)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        """The class names, so that a run can be used where its data are not."""
+        """Save the class names, so that a run can be used without its data."""
         save_classes(folder, self.data.classes)
 
     def sizes(self) -> dict[str, int]:
@@ -335,7 +339,7 @@ class Classification(Task):
         return notices
 
     def _count_undecodable(self, failed: Iterable[str]) -> None:
-        """Raises UserError where too many samples could not be decoded so far."""
+        """Record samples that could not be decoded. Raises UserError if there are too many so far."""
         new = [name for name in dict.fromkeys(failed) if name and name not in self.undecodable]
         self.undecodable |= dict.fromkeys(new)
         self.new_notices += [f"skipped a sample that cannot be decoded, {name}" for name in new]
@@ -352,7 +356,7 @@ class Classification(Task):
 
 
 def _left_out(*splits: Samples) -> list[str]:
-    """What their sources have not read, each line once."""
+    """What the sources of these splits left out, each line once."""
     told = (getattr(split.images, "left_out", "") for split in splits)
     return [*dict.fromkeys(line for line in told if line)]
 

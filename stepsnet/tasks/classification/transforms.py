@@ -1,4 +1,4 @@
-"""timm's training transform for classification, the same with each version of Pillow that the package supports."""
+"""timm's training transform for classification, the same with every supported version of Pillow."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class InputSpec:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     crop_pct: float = 0.875
-    crop_mode: str = "center"  # or squash, which keeps no proportions, or border, which pads
+    crop_mode: str = "center"  # or squash, which distorts, or border, which pads
 
     @property
     def mode(self) -> str:
         """The mode that Pillow decodes images to."""
         mode = mode_of(self.input_size[0])
-        assert mode is not None  # input_spec takes no other number of channels
+        assert mode is not None  # input_spec accepts no other number of channels
         return mode
 
     def training(self, augment: Augment | None) -> Transform:
-        """timm's training transform, or that of evaluation where there is no augmentation."""
+        """timm's training transform, or that of evaluation if there is no augmentation."""
         if augment is None:
             return self.evaluation()
         return augmenting_transform(self, augment)
@@ -66,10 +66,10 @@ class InputSpec:
 
 
 def before_normalization(transform: Transform) -> tuple[Callable[[Any], Image.Image], Normalize] | None:
-    """A transform of timm's in two: Pillow image -> image of 8 bits, and the normalization of what that is as a tensor.
+    """Split a timm transform in two: Pillow image -> 8-bit image, and the normalization of that image as a tensor.
 
-    A whole batch is normalized in a fraction of the time of its images. None where more follows, as random erasing, or
-    the transform is another's.
+    Normalizing a whole batch takes a fraction of the time of its images one by one. None if more follows, such as
+    random erasing, or if the transform is not timm's.
     """
     parts: Any = getattr(transform, "transforms", ())
     if len(parts) < 2 or not isinstance(parts[-2], ToTensor) or not isinstance(parts[-1], Normalize):
@@ -78,8 +78,8 @@ def before_normalization(transform: Transform) -> tuple[Callable[[Any], Image.Im
 
 
 def normalized(images: Sequence[Image.Image], normalize: Normalize) -> Tensor:
-    """Images of one size -> (B, C, H, W): to the bit what ``ToTensor`` and ``normalize`` make of each."""
-    if any(getattr(image, "mode", None) not in ("L", "RGB") for image in images):  # a source's own, of other values
+    """Images of one size -> (B, C, H, W): bit for bit what ``ToTensor`` and ``normalize`` make of each."""
+    if any(getattr(image, "mode", None) not in ("L", "RGB") for image in images):  # a source's own, with other values
         to_tensor = MaybeToTensor()
         return torch.stack([normalize(to_tensor(image)) for image in images])
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
@@ -89,7 +89,7 @@ def normalized(images: Sequence[Image.Image], normalize: Normalize) -> Tensor:
 
 
 def _kept_ratio(*given: Any) -> list[int]:
-    """timm's height and width, where a side that it rounds to none has a pixel: a picture may be a line."""
+    """timm's height and width, but one pixel for a side that it rounds to none: a picture may be a line."""
     return [max(1, side) for side in ResizeKeepRatio.get_params(*given)]
 
 
@@ -97,7 +97,7 @@ def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
     """A transform of a Pillow image of any size to (C, H, W), augmented and normalized.
 
     Raises:
-        UserError: ``auto_augment`` is not a policy of timm's.
+        UserError: ``auto_augment`` is not one of timm's policies.
     """
     try:
         transform = create_transform(
@@ -106,7 +106,7 @@ def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
             scale=augment.scale,
             ratio=augment.ratio,
             hflip=augment.hflip,
-            color_jitter=augment.color_jitter or None,  # of 0 it takes a tenth of the time and does nothing
+            color_jitter=augment.color_jitter or None,  # 0 would take a tenth of the time and do nothing
             auto_augment=augment.auto_augment,
             interpolation=spec.interpolation,
             mean=spec.mean,
@@ -130,9 +130,9 @@ def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
 def posterize(image: Image.Image, bits_to_keep: int, **kwargs: Any) -> Image.Image:
     """timm's operation, which keeps the highest bits of each channel, extended to 0 bits.
 
-    timm draws 4 to 0 bits, and fewer where a magnitude may exceed 10. Pillow up to version 12 accepts 0 bits and sets
+    timm draws 4 to 0 bits, and fewer if a magnitude may exceed 10. Pillow up to version 12 accepts 0 bits and sets
     all values to 0; from version 13 on it raises a ValueError. Here the image becomes black in both: published
-    numbers were trained with this, and a recipe gives the same batches with each version of Pillow.
+    numbers were trained with this, and a recipe gives the same batches with every version of Pillow.
     """
     if bits_to_keep < 1:
         return Image.new(image.mode, image.size)

@@ -1,8 +1,8 @@
 """COCO data: images and their objects as samples, each a function of the seed, the epoch and its index.
 
-A data set is ``coco:PATH``, in COCO's own layout (``annotations/instances_train2017.json`` and ``train2017/``) or
-a flat one (``instances_train.json`` and ``images/``), each with a val split and perhaps a test split. The split that
-is evaluated is val, or the one behind an ``@``: ``coco:PATH@test``.
+A data set is named ``coco:PATH``. It has COCO's own layout (``annotations/instances_train2017.json`` and
+``train2017/``) or a flat one (``instances_train.json`` and ``images/``), with a val split and optionally a test split.
+The val split is evaluated unless an ``@`` names another one: ``coco:PATH@test``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _GROUP_SIZE = 4  # images of one shape in a row, at most
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Records of a file that are not used, or not whole."""
+    """Records of a file that are left out, or cut to the image."""
 
     file: str  # its name
     what: str  # "annotations" or "images"
@@ -75,11 +75,11 @@ class CocoSplit:
     annotations: dict[int, list[Record]]  # of each image, by the image's id
     has_masks: bool  # whether the annotations' masks are used
     left_out: tuple[LeftOut, ...]
-    stored: frozenset[int]  # images by their ids that are read as they are stored, and not upright by EXIF
-    notices: tuple[str, ...]  # what the user should know besides
+    stored: frozenset[int]  # ids of the images that are read as stored, not turned upright by EXIF
+    notices: tuple[str, ...]  # what else the user should know
 
     def read(self, image: Record) -> Tensor:
-        """The pixels that the annotations are of, as :func:`read_pixels`."""
+        """Read an image's pixels, oriented as its annotations are, by :func:`read_pixels`."""
         return read_pixels(self.folder / image["file_name"], image["id"] in self.stored)
 
     @property
@@ -88,9 +88,9 @@ class CocoSplit:
         return {category["id"]: label for label, category in enumerate(self.categories, 1)}
 
     def content(self) -> dict[str, Any]:
-        """The split in COCO's form for its evaluation, without what is left out.
+        """The split in the form that COCO's evaluation takes, without what is left out.
 
-        Annotations are numbered anew from 1: pycocotools takes the id 0 for "no match", which counts a correct
+        Annotations are renumbered from 1: pycocotools takes an id of 0 for "no match", and would count a correct
         detection as a wrong one.
         """
         records = [record for image in self.images for record in self.annotations.get(image["id"], [])]
@@ -100,7 +100,7 @@ class CocoSplit:
         return {"images": list(self.images), "annotations": annotations, "categories": list(self.categories)}
 
     def objects_of(self, image: Record) -> list[Record]:
-        """The annotations of an image without its crowds."""
+        """The annotations of an image, without crowds."""
         return [record for record in self.annotations.get(image["id"], []) if not record.get("iscrowd", 0)]
 
 
@@ -109,15 +109,15 @@ class CocoData:
     classes: tuple[str, ...]
     train: CocoSplit
     val: CocoSplit  # the one that is evaluated
-    evaluated: str  # the split that ``val`` is
+    evaluated: str  # the name of the split that ``val`` holds
 
 
 class DetectionSamples(Dataset):
     """Images with their objects: sample (epoch, index) is a function of these numbers and the seed.
 
     A sample is the image (3, H, W) with values in 0 … 1 and its target ("boxes" (N, 4) as x1, y1, x2, y2 in pixels,
-    "labels" (N) from 1 on, and where the split has masks "masks" (N, H, W) of 0 and 1). Crowd regions are not in the
-    target.
+    "labels" (N) counted from 1, and, if the split has masks, "masks" (N, H, W) of 0 and 1). Crowd regions are not in
+    the target.
     """
 
     def __init__(self, split: CocoSplit, augment: DetectionAugment | None = None, seed: int = 0):
@@ -128,7 +128,7 @@ class DetectionSamples(Dataset):
         return len(self.split.images)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Target]:
-        """Raises UserError for an image that cannot be decoded, whose file has changed since the check."""
+        """Raises UserError for an image that cannot be decoded because its file has changed since the check."""
         epoch, index = key
         record = self.split.images[index]
         try:
@@ -173,17 +173,17 @@ def load_coco(
     """Open a data set and check all of it.
 
     Args:
-        data: ``coco:PATH``, or a path alone; behind an ``@`` the split that is evaluated.
-        masks: whether they are needed. Otherwise boxes are enough, and masks are not read.
-        max_invalid: annotations per split that may be left out, for a box without area or outside its image or a mask
-            that is missing or wrong, or be cut to the image that their box reaches out of.
-        without_objects: what to do with training images that have no objects besides crowds.
-        holdout: training images to validate on; the data's val split is then test.
-        training: False opens the evaluated split only, and leaves the training split without images.
-        with_test: check the test split too, which is scored when all is trained.
+        data: ``coco:PATH``, or just the path; an ``@`` may name the split to evaluate.
+        masks: whether masks are needed. If not, boxes are enough, and masks are not read.
+        max_invalid: how many annotations per split may be left out (a box without area or outside its image, a mask
+            that is missing or wrong) or cut to the image (a box that reaches out of it).
+        without_objects: what to do with training images that have no objects except crowds.
+        holdout: number of training images to validate on; the data's own val split then becomes test.
+        training: False opens only the evaluated split, and leaves the training split without images.
+        with_test: also check the test split, which is scored once training has ended.
 
     Raises:
-        UserError: a mistake in the data, with its file and record.
+        UserError: there is a mistake in the data; the message names the file and the record.
     """
     data, evaluated = split_of(data)
     root = _root_of(data)
@@ -220,7 +220,7 @@ def load_coco(
 
 
 def other_category(categories: Sequence[Record], expected: Sequence[Record]) -> str:
-    """Where the ids and names of categories are not those that are expected, the first that differs; else ""."""
+    """Describe the first category whose id or name is not the expected one; "" if there is none."""
     ours, theirs = ([f"{one['id']} ({one['name']})" for one in some] for some in (categories, expected))
     for got, wanted in itertools.zip_longest(ours, theirs, fillvalue="no further one"):
         if got != wanted:
@@ -229,17 +229,17 @@ def other_category(categories: Sequence[Record], expected: Sequence[Record]) -> 
 
 
 def read_pixels(file: Path | Image.Image, as_stored: bool = False) -> Tensor:
-    """An image of any mode -> (3, H, W) with values in 0 … 1. Takes and raises the same as ``open_image``."""
+    """Read an image of any mode as (3, H, W) with values in 0 … 1. Takes files and raises errors as ``open_image``."""
     return torch.from_numpy(np.array(open_image(file, as_stored=as_stored))).permute(2, 0, 1).float() / 255
 
 
 def grouped_order(samples: DetectionSamples, epoch: int, batch_size: int) -> list[int]:
-    """The indices of an epoch: whole batches in an order of (seed, epoch), in groups of upright or wide images.
+    """The indices of an epoch, a function of (seed, epoch), with upright and wide images in groups of their own.
 
-    The images that do not fill a batch are left out before the others are grouped, so they are others in each epoch,
-    of whichever shape. The size of a group is the largest divisor of ``batch_size`` up to four, so that in a forward
-    pass of so many images none is padded from one shape to the other. The groups are in random order; images that do
-    not fill a group come last.
+    There are whole batches only. The images that do not fill one are dropped before the others are grouped, so each
+    epoch drops different ones, of either shape. The size of a group is the largest divisor of ``batch_size`` up to
+    four, so that a forward pass of that many images pads none from one shape to the other. The groups are in random
+    order; images that do not fill a group come last.
     """
     together = max(size for size in range(1, _GROUP_SIZE + 1) if batch_size % size == 0)
     order = data_order(samples.seed, epoch, len(samples)).tolist()[: len(samples) // batch_size * batch_size]
@@ -258,7 +258,7 @@ def _is_upright(image: Record) -> bool:
 
 
 def _masks_of(objects: Sequence[Record], height: int, width: int) -> Tensor:
-    """(N, H, W) of 0 and 1."""
+    """Decode the objects' masks to (N, H, W) of 0 and 1."""
     if not objects:
         return torch.zeros(0, height, width, dtype=torch.uint8)
     encoded = [encode_segmentation(record["segmentation"], height, width) for record in objects]
@@ -275,7 +275,7 @@ def _root_of(data: str) -> Path:
 
 
 def _check_splits(root: Path, evaluated: str, holdout: int | None) -> None:
-    """Raises UserError where there is no test split to be scored, or one of its own beside ``holdout``."""
+    """Raises UserError if there is no test split to score, or if there is one and ``holdout`` is given."""
     has_test = any((root / pattern.format("test")).exists() for pattern in _JSON)
     check_holdout(holdout, root, has_test)
     if evaluated == "test" and not has_test and holdout is None:
@@ -330,7 +330,7 @@ def _on_empty_masks(file: Path, empty: Sequence[str], total: int) -> list[str]:
 
 
 def _check_annotations(file: Path, checked: Checked, total: int, max_invalid: int, masks: bool) -> None:
-    """Raises UserError where more annotations than ``max_invalid`` cannot be used as they are."""
+    """Raises UserError if more than ``max_invalid`` annotations cannot be used as they are."""
     wrong_masks = checked.wrong_masks if masks else {}
     boxes_alone = "expected model.name=faster_rcnn or cascade_rcnn (and baseline.name), which learn boxes alone"
     if masks and total > len(checked.invalid) and checked.without_mask == total - len(checked.invalid):
@@ -350,7 +350,7 @@ def _check_annotations(file: Path, checked: Checked, total: int, max_invalid: in
 
 
 def _cut(annotation: Record, height: int, width: int) -> Record:
-    """An annotation with its box cut to the image; the area, where it is given, stays."""
+    """The annotation with its box cut to the image; an area that it gives stays the same."""
     x, y, wide, high = annotation["bbox"]
     left, top = max(x, 0), max(y, 0)
     box = [left, top, min(x + wide, width) - left, min(y + high, height) - top]
@@ -385,6 +385,6 @@ def _with_objects(split: CocoSplit, without: WithoutObjects) -> CocoSplit:
 
 
 def _area_of(record: Record) -> float:
-    """The area that the data give an object, by which small and large ones are told apart, or that of its box."""
+    """An object's area as the data give it, else that of its box; it tells small objects from large ones."""
     given = record.get("area")
     return record["bbox"][2] * record["bbox"][3] if given is None else given

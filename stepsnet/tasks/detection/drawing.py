@@ -30,8 +30,8 @@ def draw_objects(
     Args:
         image: (3, H, W) uint8.
         records: COCO's result records, or annotations whose masks are RLE.
-        names: of the categories, by their id.
-        font_size: in pixels; None goes by the size of the image.
+        names: the name of each category id.
+        font_size: in pixels; None: according to the size of the image.
     """
     if not records:
         return image
@@ -62,5 +62,5 @@ def _label(record: dict[str, Any], names: dict[int, str]) -> str:
 
 @lru_cache(maxsize=1)
 def _font_file() -> str:
-    """torchvision needs a file for a font that has a size; matplotlib has one."""
+    """A font file that comes with matplotlib: torchvision needs one to draw text in a given size."""
     return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")

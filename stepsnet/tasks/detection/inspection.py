@@ -1,4 +1,4 @@
-"""What a report shows of a detector: what is there beside what was found."""
+"""What a report shows of a detector: the objects that are there beside those that were found."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .validate import Record, encode_segmentation
 __all__ = ["pictures_of", "quality"]
 
 _MIN_SCORE, _MIN_IOU = 0.5, 0.5
-_SIDE, _FONT_SIZE = 420, 13  # pixels of each of the two images of a picture
+_SIDE, _FONT_SIZE = 420, 13  # in pixels, for each of the two images in a picture
 
 Found = list[dict[str, Any]]
 
 
 def pictures_of(split: CocoSplit, found: dict[int, Found]) -> list[Section]:
-    """The best, the median and the worst image.
+    """Show the best, the median and the worst image.
 
     Args:
-        found: COCO's result records of each image, by the image's index in ``split``.
+        found: COCO's result records for each image, by the image's index in ``split``.
     """
     shown = {index: [one for one in of_image if one["score"] >= _MIN_SCORE] for index, of_image in found.items()}
     scores = {
@@ -51,7 +51,7 @@ def pictures_of(split: CocoSplit, found: dict[int, Found]) -> list[Section]:
 
 
 def quality(there: Sequence[Record], found: Sequence[Record]) -> float:
-    """The panoptic quality (Kirillov et al., 2019) of boxes: 1 where everything is found exactly, and nothing else."""
+    """The panoptic quality (Kirillov et al., 2019) of boxes: 1 if every object is found exactly, and nothing else."""
     free, total = list(range(len(there))), 0.0
     overlaps = box_iou(corners_of(found), corners_of(there))  # (found, there)
     for row in sorted(range(len(found)), key=lambda row: -found[row]["score"]):

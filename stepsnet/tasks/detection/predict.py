@@ -25,12 +25,12 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
     """Write a PNG for each image, and ``predictions.json`` with every object in COCO's result form.
 
     Returns:
-        For each image its objects: COCO's records with the names of the category and of the file, where image_id
-        counts the images from 1.
+        The objects of each image: COCO's records, whose image_id counts the images from 1, with the names of the
+        category and of the file.
 
     Raises:
-        UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
-            then nothing is written.
+        UserError: a file is missing or is not an image, or a result would replace something that is not ours;
+            nothing is written then.
     """
     inputs.require_files(run, recipe)
     names = class_names(read_categories(run))

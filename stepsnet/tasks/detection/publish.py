@@ -12,5 +12,5 @@ __all__ = ["publish"]
 
 
 def publish(run: Path, recipe: DetectionRecipe, folder: Path) -> Publication:
-    """Write the weights and the categories. Raises UserError where the run has no weights."""
+    """Write the weights and the categories. Raises UserError as :func:`publish_run_folder` does."""
     return publish_run_folder(run, recipe, folder, CATEGORIES_FILE, "object-detection")

@@ -1,4 +1,4 @@
-"""COCO's AP by pycocotools, of all classes and of each, and the records that it is computed from."""
+"""COCO's AP by pycocotools, over all classes and for each, and the records that it is computed from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .data import CocoSplit
 
 __all__ = ["ByClass", "average_precision", "class_names", "found_objects", "objects_by_class"]
 
-# COCO's summary: the mean over IoU 0.5 to 0.95, two of them alone, and by the objects' size
+# COCO's summary: the mean over IoU 0.5 to 0.95, at 0.5 and 0.75 alone, and by the objects' size
 _SUMMARY = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 ByClass = dict[str, dict[str, float | None]]
@@ -28,9 +28,9 @@ def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequenc
     """A detector's output for one image as COCO's result records: box as x, y, width, height, and mask as RLE.
 
     Args:
-        objects: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), "scores" (N), and where the detector has
-            masks "masks" (N, 1, H, W) of probabilities.
-        categories: their ids, that of label 1 first.
+        objects: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), "scores" (N), and, if the detector has
+            masks, "masks" (N, 1, H, W) of probabilities.
+        categories: the category ids, starting with that of label 1.
     """
     records = []
     rows = (objects[key].float().cpu().tolist() for key in ("boxes", "scores"))
@@ -48,15 +48,15 @@ def average_precision(split: CocoSplit, found: list[dict[str, Any]]) -> tuple[di
     """COCO's AP in percent: over IoU 0.5 to 0.95, at 0.5 and 0.75, and by the objects' size.
 
     Returns:
-        The means over all classes by their key, such as ``box_ap``, without those of sizes of which there are no
-        objects; and for ``box_ap`` and ``mask_ap`` that of each class, None where the split has none of its objects.
+        The means over all classes by key, such as ``box_ap``, leaving out sizes of which there are no objects; and
+        ``box_ap`` and ``mask_ap`` of each class, None if the split has no objects of it.
     """
     scores: dict[str, float] = {}
     by_class: ByClass = {}
     names = class_names(split.categories)
     kinds = [("bbox", "box", found)]
     if split.has_masks:
-        # pycocotools takes the area of a record from its box, where it has one
+        # pycocotools takes a record's area from its box, if it has one
         of_mask = [{key: value for key, value in record.items() if key != "bbox"} for record in found]
         kinds.append(("segm", "mask", of_mask))
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its steps
@@ -86,7 +86,7 @@ def objects_by_class(split: CocoSplit) -> dict[str, int]:
 
 
 def class_names(categories: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """The name of each category id, with the id where a name is not its own."""
+    """The name of each category id; the id is appended if several categories share the name."""
     names = {category["id"]: category["name"] for category in categories}
     with_ids = {number: f"{name} ({number})" for number, name in names.items()}
     times = Counter(names.values())

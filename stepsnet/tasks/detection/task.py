@@ -38,15 +38,15 @@ from .validate import Record
 
 __all__ = ["CATEGORIES_FILE", "Detection", "build", "open_data", "read_categories", "resolve"]
 
-CATEGORIES_FILE = "categories.json"  # in a run's folder, so that it can be used where its data are not
+CATEGORIES_FILE = "categories.json"  # in a run's folder, so that the run can be used without its data
 _EXAMPLES = 2
-_ASPECT = 1.6  # width over height of the image whose MACs are counted, as of COCO's 1280×800
+_ASPECT = 1.6  # width over height of the image for which MACs are counted, as in COCO's 1280×800
 
 Batch = tuple[list[Tensor], list[Target]]
 
 
 def open_data(recipe: DetectionRecipe, data: str, run: Path | None = None) -> CocoData:
-    """Raises UserError where the data do not exist, for a mistake in them, or where the model learns no objects."""
+    """Raises UserError if the data do not exist or contain a mistake, or if the model is not a detector."""
     if recipe.model.name not in DETECTORS:
         raise UserError(f"model: got {recipe.model.name}, expected one of {', '.join(DETECTORS)} for detection")
     return load_coco(
@@ -61,14 +61,14 @@ def open_data(recipe: DetectionRecipe, data: str, run: Path | None = None) -> Co
 
 
 def resolve(recipe: DetectionRecipe, opened: CocoData) -> tuple[DetectionRecipe, list[str]]:
-    """The recipe with the categories of its data as classes, where it leaves them open, and a line that says so."""
+    """The recipe with its number of classes taken from the data, if it leaves that open, and a line that says so."""
     return with_classes(recipe, len(opened.classes))
 
 
 def build(
     recipe: DetectionRecipe, data: str | None = None, run: Path | None = None, opened: CocoData | None = None
 ) -> tuple[nn.Module, Detection]:
-    """Raises UserError where the model or the data do not exist, or do not fit each other."""
+    """Raises UserError if the model or the data do not exist, or if they do not fit each other."""
     coco = opened or open_data(recipe, data or recipe.data, run)
     model = cast(Detector, build_model(recipe.model, pretrained=run is None))
     task = Detection(recipe, coco, model)
@@ -81,7 +81,7 @@ def build(
 
 
 def _with_sizes(augment: DetectionAugment | None, as_evaluated: DetectionAugment) -> DetectionAugment:
-    """The recipe's augmentation with evaluation's sizes where it names none."""
+    """The recipe's augmentation, with the sizes of evaluation if it names none."""
     augment = augment or as_evaluated
     sizes, max_size = augment.sizes or as_evaluated.sizes, augment.max_size or as_evaluated.max_size
     return replace(augment, sizes=sizes, max_size=max_size)
@@ -93,14 +93,17 @@ def _augment_as_evaluated(model: Detector) -> DetectionAugment:
 
 
 class Detection(Task):
-    """The task: each epoch visits the training images in an order of (seed, epoch), grouped by their shape."""
+    """The detection task.
+
+    Each epoch visits the training images grouped by shape, in an order that depends on (seed, epoch).
+    """
 
     monitor = "box_ap"
     unit, units_per_sample = "images", 1
 
     def __init__(self, recipe: DetectionRecipe, data: CocoData, model: Detector):
-        """Raises UserError where there are images to train on, and fewer than ``recipe.batch_size``."""
-        count = len(data.train.images)  # 0 where the data are opened for evaluation only
+        """Raises UserError if there are training images, but fewer than ``recipe.batch_size``."""
+        count = len(data.train.images)  # 0 if the data were opened for evaluation only
         if 0 < count < recipe.batch_size:
             raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
         self.recipe, self.data, self.batch_size = recipe, data, recipe.batch_size
@@ -126,7 +129,7 @@ class Detection(Task):
         """The sum of the detector's losses, and each of them for the log.
 
         Raises:
-            UserError: one image, so small that a batch norm of the backbone sees a single pixel of it.
+            UserError: the batch is one image, so small that a batch norm of the backbone sees a single pixel of it.
         """
         images, targets = batch
         try:
@@ -142,9 +145,9 @@ class Detection(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """COCO's AP of boxes, and of masks if there are some, in percent, as :func:`average_precision` has it."""
+        """COCO's AP of boxes, and of masks if there are any, in percent (see :func:`average_precision`)."""
         split, found = self.data.val, list[dict[str, Any]]()
-        batches = shard.evaluation_batches(len(self.val), 1)  # an image at its own size
+        batches = shard.evaluation_batches(len(self.val), 1)  # one image at a time, at its own size
         keys = [[(0, index) for index in batch.indices] for batch in batches]
         with self._loaded(self.val, keys, device) as loaded_batches:
             for batch, (images, _) in zip(batches, loaded_batches):
@@ -189,12 +192,12 @@ class Detection(Task):
             _check_categories(self.data.train, folder)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        """The categories, by which a detector's labels are read."""
+        """Write the categories, by which a detector's labels are read."""
         self.check_assets(folder)
         write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.categories) + "\n")
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
-        """Some images with what is there beside what was found."""
+        """Some images, each with the objects that are there beside those that were found."""
         split, found = self.data.val, {}
         chosen = spread_over(len(split.images))
         with self._loaded(self.val, [[(0, index)] for index in chosen], device) as batches:
@@ -235,13 +238,16 @@ class Detection(Task):
 
 
 def read_categories(run: Path) -> list[Record]:
-    """The categories that a run was trained on. Raises UserError where their file is missing or broken."""
+    """The categories that a run was trained on. Raises UserError if their file is missing or broken."""
     return read_json(run / CATEGORIES_FILE, "run", list)
 
 
 @contextmanager
 def _returning_losses(model: Detector) -> Iterator[None]:
-    """Detectors return losses in training mode only; the rest of the model, such as its norms, keeps its mode."""
+    """Make the detector return losses, which it does in training mode only.
+
+    Only the parts that decide this change their mode; the rest of the model, such as its norms, keeps it.
+    """
     parts = [model, model.rpn, model.roi_heads, model.transform, *getattr(model.roi_heads, "stages", ())]
     modes = [part.training for part in parts]
     for part in parts:

@@ -1,7 +1,7 @@
 """A detector's training augmentation, on torchvision's v2 kernels.
 
-torchvision's own random transforms draw from torch's generator and have no crop with a side that is drawn from a
-range of pixels. What is random here is drawn from Python's generator, in an order that recipes with a seed rely on.
+torchvision's own random transforms draw from torch's generator and have no crop whose sides are drawn from a range of
+pixels. Everything random here is drawn from Python's generator, in an order that seeded recipes rely on.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .validate import MIN_SIDE
 __all__ = ["Target", "augmented", "clamped", "resized_size"]
 
 Target = dict[str, Tensor]
-_GEOMETRIC = ("image", "boxes", "masks")  # masks only where there are some
+_GEOMETRIC = ("image", "boxes", "masks")  # masks only if there are any
 
 
 def augmented(image: Tensor, target: Target, augment: DetectionAugment) -> tuple[Tensor, Target]:
-    """Flip, and resize to one of the sizes; with some probability resize to another size and crop before that.
+    """Flip with some probability, resize and crop with another, and then resize to one of the sizes.
 
     Args:
         image: (3, H, W).
-        target: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), and where there are masks "masks" (N, H, W).
-        augment: with its sizes.
+        target: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), and, if there are masks, "masks" (N, H, W).
+        augment: the settings, with ``sizes`` and ``max_size`` given.
 
     Returns:
-        The same at the new size. Objects that a crop leaves out are no longer in the target.
+        The image and its target at the new size, without objects that a crop left out.
     """
     assert augment.sizes is not None and augment.max_size is not None
     boxes = _boxes(target["boxes"], image.shape[-2:])
@@ -56,7 +56,7 @@ def clamped(boxes: Tensor, height: int, width: int) -> Tensor:
 
 
 def resized_size(height: int, width: int, size: int, max_size: int) -> tuple[int, int]:
-    """Height and width with the shorter side at ``size``, or the longer side at ``max_size`` if that is less."""
+    """The height and width with the shorter side at ``size``, or the longer at ``max_size`` if that is smaller."""
     scale = min(size / min(height, width), max_size / max(height, width))
     return max(1, int(height * scale)), max(1, int(width * scale))
 
@@ -71,19 +71,19 @@ def _apply(kernel: Any, sample: Target, **arguments: Any) -> Target:
 
 
 def _resize(sample: Target, size: int, max_size: int) -> Target:
-    """As torchvision's detectors do in evaluation: bilinear without antialiasing, and the nearest pixel of masks."""
+    """Resize as torchvision's detectors do in evaluation: bilinear without antialiasing; masks by the nearest pixel."""
     height, width = sample["image"].shape[-2:]
     new = list(resized_size(height, width, size, max_size))
     sample = sample | {key: F.resize(sample[key], new, antialias=False) for key in ("image", "boxes")}
     if "masks" in sample:
-        # F.resize takes torch's mode "nearest" for masks, which shifts them by up to half a pixel
+        # F.resize uses torch's mode "nearest" for masks, which shifts them by up to half a pixel
         masks = F.resize_image(sample["masks"].as_subclass(Tensor), new, interpolation=InterpolationMode.NEAREST_EXACT)
         sample["masks"] = tv_tensors.Mask(masks)
     return sample
 
 
 def _random_crop(sample: Target, sides: tuple[int, int]) -> Target:
-    """A window whose height and width are drawn from ``sides``; objects outside of it are left out."""
+    """Crop a window whose height and width are drawn from the range ``sides``; objects outside it are left out."""
     height, width = sample["image"].shape[-2:]
     high, wide = (random.randint(min(side, sides[0]), min(side, sides[1])) for side in (height, width))
     top, left = random.randint(0, height - high), random.randint(0, width - wide)

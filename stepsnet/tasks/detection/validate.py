@@ -1,4 +1,4 @@
-"""A check of a COCO data set before training: every mistake names its file and record.
+"""The check of a COCO data set before training; every error names its file and record.
 
 The result is kept in the cache folder under a checksum of the annotations and of the name, size and time of every
 image, so that only the first run on a data set waits for it.
@@ -26,12 +26,12 @@ from ..orientation import Fit, are_stored, fit_of, on_turned
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers", "Record"]
 
-_CHECK_VERSION = 13  # a new number discards the results that are kept
-_SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
-MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
+_CHECK_VERSION = 13  # a new number discards cached results
+_SLACK = 1.0  # pixels by which rounding may move a box beyond its image
+MIN_SIDE = 0.01  # pixels: at the far side of a large image, float32 may see no area in a smaller box
 
-_LEAST_NUMBERS = 6  # of a polygon that covers something: three points
-_NO_SEGMENTATION: tuple[Any, ...] = (None, [], [[]], {})  # what programs write beside a box that has no mask
+_LEAST_NUMBERS = 6  # in a polygon that covers anything: three points
+_NO_SEGMENTATION: tuple[Any, ...] = (None, [], [[]], {})  # what programs write for a box without a mask
 
 Record = Mapping[str, Any]
 
@@ -40,18 +40,18 @@ Record = Mapping[str, Any]
 class Checked:
     """What the check of a split has found that a recipe may accept."""
 
-    # annotations by their ids, and why
+    # the reason for each annotation id
     invalid: dict[int, str]  # the box cannot be used
-    reaching_out: dict[int, str]  # a part of the box is outside of the image
-    wrong_masks: dict[int, str]  # there is no mask that can be learnt, beside a box that can
-    without_mask: int  # how many of these have a box alone
-    empty_masks: list[str]  # annotations whose polygons are drawn well, and cover the middle of no pixel
-    stored: list[int]  # images by their ids, of which the annotations are not of the upright image
-    notices: list[str]  # what the user should know of them
+    reaching_out: dict[int, str]  # a part of the box is outside the image
+    wrong_masks: dict[int, str]  # the box can be learnt, but there is no mask that can
+    without_mask: int  # how many of these have only a box
+    empty_masks: list[str]  # annotations whose polygons are valid, but cover the middle of no pixel
+    stored: list[int]  # ids of the images whose annotations are not of the upright image
+    notices: list[str]  # what the user should know about them
 
 
 class _StrictRecord(BaseModel):
-    """Each field says in its description what is expected; "3" is not a number, and neither is true."""
+    """Each field's description says what is expected; neither "3" nor true counts as a number."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -78,10 +78,10 @@ class _Annotation(_StrictRecord):
 
 
 def read_annotations(file: Path) -> dict[str, Any]:
-    """The content of a JSON file of instances, in which only the three lists have been checked.
+    """Read a JSON file of instances, checking only that it has its three lists.
 
     Raises:
-        UserError: the file is missing, is not JSON, or has no images, annotations or categories.
+        UserError: the file is missing, is not JSON, or lacks a list of images, annotations or categories.
     """
     content = read_json(file, "data", allow_nan=True)
     for key in ("images", "annotations", "categories"):
@@ -100,24 +100,24 @@ def check_split(file: Path, folder: Path, content: Record) -> Checked:
 
     Args:
         file: the JSON file, for messages.
-        folder: of the images.
-        content: of ``file``.
+        folder: the folder of the images.
+        content: the content of ``file``.
 
     Returns:
-        The boxes that have no area or are not in their image, and the masks that are missing or wrong: the caller
+        The boxes that have no area or are not inside their image, and the masks that are missing or wrong: the caller
         decides how many may be left out or cut, and whether masks are needed.
 
     Raises:
-        UserError: the first of all other mistakes.
+        UserError: there is any other mistake; the first one is reported.
     """
     _check_images(file, folder, content["images"])
     key = f"coco/{_fingerprint(file, folder, content)}.json"
     found = cached_json(key, lambda: asdict(_check_records(file, folder, content)))
-    return TypeAdapter(Checked).validate_python(found)  # JSON has made texts of the ids
+    return TypeAdapter(Checked).validate_python(found)  # JSON has turned the ids into strings
 
 
 def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """Polygons or RLE, compressed or not -> compressed RLE, for an image of ``height`` × ``width`` pixels."""
+    """Encode polygons or RLE, compressed or not, as compressed RLE for an image of ``height`` × ``width`` pixels."""
     if isinstance(segmentation, list):
         return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
     if isinstance(segmentation["counts"], list):
@@ -127,7 +127,7 @@ def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str,
 
 
 def without_slivers(annotation: Record) -> Record:
-    """An annotation without parts of fewer than three points, of which pycocotools would make a box."""
+    """The annotation without polygons of fewer than three points, which pycocotools would take for boxes."""
     parts = annotation.get("segmentation")
     if not isinstance(parts, list) or all(len(part) >= _LEAST_NUMBERS for part in parts):
         return annotation
@@ -135,7 +135,7 @@ def without_slivers(annotation: Record) -> Record:
 
 
 def _check_images(file: Path, folder: Path, images: Sequence[Record]) -> None:
-    """Names, ids and sizes, without opening a file."""
+    """Check names, ids and sizes, without opening a file."""
     _check_ids(file, "image", images)
     numbers: dict[PurePosixPath, int] = {}
     for image in images:
@@ -192,7 +192,7 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
                 found.wrong_masks[annotation["id"]] = f"{where}: {reason}"
             elif _covers_no_pixel(annotation, *size):
                 found.empty_masks.append(where)
-    if without_mask == len(content["annotations"]) - len(found.invalid):  # boxes alone: a reason for each says no more
+    if without_mask == len(content["annotations"]) - len(found.invalid):  # only boxes: a reason for each adds nothing
         found.wrong_masks.clear()
     stored = [image["id"] for image, is_stored in zip(content["images"], are_stored(fits)) if is_stored]
     notices = on_turned(file.name, [image["file_name"] for image in content["images"]], fits)
@@ -200,7 +200,7 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
 
 
 def _check_ids(file: Path, what: str, records: Sequence[Record], may_be_empty: bool = False) -> None:
-    """Raises UserError where an id is not an integer, or not unique, or where there are no records."""
+    """Raises UserError if an id is not an integer or not unique, or if there are no records and there must be some."""
     if not records and not may_be_empty:
         raise UserError(f"data: {file} has no {what}, expected at least one")
     seen: set[Any] = set()
@@ -223,7 +223,7 @@ def _check_record(kind: type[_StrictRecord], record: Record, where: str) -> None
 
 
 def _check_file(file: Path, folder: Path, image: Record) -> Fit:
-    """Raises UserError where an image has another size than its record, or cannot be decoded as for training."""
+    """Raises UserError if an image does not have the size in its record, or cannot be decoded as it is for training."""
     path, size = folder / image["file_name"], (image["width"], image["height"])
     try:
         fit = fit_of(path, size)
@@ -239,7 +239,7 @@ def _check_file(file: Path, folder: Path, image: Record) -> Fit:
 
 
 def _wrong_box(box: Sequence[float], height: int, width: int) -> str:
-    """Why a box cannot be used, or nothing."""
+    """Why a box cannot be used; "" if it can."""
     x, y, wide, high = box
     if min(wide, high) < MIN_SIDE:
         return f"the box {list(box)} has no area"
@@ -248,18 +248,19 @@ def _wrong_box(box: Sequence[float], height: int, width: int) -> str:
 
 
 def _reaches_out(box: Sequence[float], height: int, width: int) -> str:
-    """That a box reaches further beyond its image than by rounding, or nothing."""
+    """Say that a box reaches further beyond its image than rounding explains; "" if it does not."""
     x, y, wide, high = box
     beyond = max(-x, -y, x + wide - width, y + high - height)
     return f"the box {list(box)} reaches out of its image of {width}×{height}" if beyond > _SLACK else ""
 
 
 def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
-    """Why a segmentation cannot be used, or nothing."""
+    """Why a segmentation cannot be used; "" if it can."""
     if segmentation in _NO_SEGMENTATION:
         return "got no segmentation, expected polygons or RLE"
     if isinstance(segmentation, list):
-        covers_nothing = []  # why, or "" where it does: beside others such a part is a sliver and left out
+        # why each part covers nothing, or "" if it covers something; beside such a part, the others are mere slivers
+        covers_nothing = []
         for polygon in segmentation:
             got = f"got a polygon {str(polygon)[:60]}"
             few = f"{got}, expected x and y of at least three points"
@@ -291,10 +292,11 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
 
 
 def _runs_of(counts: str) -> list[int]:
-    """The lengths in COCO's compressed RLE, [-1] where it is none; pycocotools leaves what they lack uninitialized.
+    """The run lengths in COCO's compressed RLE; [-1] if it is malformed.
 
-    A character holds five bits of a number, the least first, and whether more follow; from the fourth on a number is
-    the difference to the last but one.
+    They are needed because pycocotools leaves pixels that no run covers uninitialized. A character holds five bits of
+    a number, the least significant first, and whether more follow; from the fourth on, a number is the difference from
+    the last but one.
     """
     runs: list[int] = []
     value = bits = 0
@@ -313,7 +315,7 @@ def _runs_of(counts: str) -> list[int]:
 
 
 def _covers_no_pixel(annotation: Record, height: int, width: int) -> bool:
-    """Whether polygons without a mistake cover the middle of no pixel; of RLE that is a mistake."""
+    """Whether valid polygons cover the middle of no pixel; an RLE that covers none is not valid."""
     parts = without_slivers(annotation)["segmentation"]
     return isinstance(parts, list) and not coco_mask.area(encode_segmentation(parts, height, width))
 
@@ -323,9 +325,9 @@ def _meets(coordinates: Sequence[float], side: int) -> bool:
 
 
 def _is_near(coordinates: Sequence[float], side: int) -> bool:
-    """Whether none is further beyond the image than the image is large.
+    """Whether no coordinate is further outside the image than the image is large.
 
-    pycocotools clips what is near the image, and ends the process for what is very far.
+    pycocotools clips coordinates near the image, but ends the process if one is very far away.
     """
     return min(coordinates) >= -side and max(coordinates) <= 2 * side
 
@@ -345,7 +347,7 @@ def _fingerprint(file: Path, folder: Path, content: Record) -> str:
 
 
 def _is_integer(value: Any) -> bool:
-    """As a tensor holds it."""
+    """Whether the value is an integer that a tensor can hold."""
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 

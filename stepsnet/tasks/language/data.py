@@ -2,7 +2,7 @@
 
 The tokens are kept in the cache folder (``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``) under a name that
 depends on the text and the tokenizer, so that runs on the same text share them. They are written under another name
-and renamed: where this was interrupted, it starts again.
+and then renamed, so that writing starts over if it was interrupted.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ def load_text(
     holdout: float | None = None,
     needed: str = "",
 ) -> TextData:
-    """Tokens of ``python-docs``, ``text:PATH`` (a file or a folder) or ``hfds:NAME`` (or ``hfds:NAME:CONFIG``).
+    """Load ``python-docs``, ``text:PATH`` (a file or a folder) or ``hfds:NAME`` (or ``hfds:NAME:CONFIG``) as tokens.
 
-    The first 90% of a single file are for training; a folder holds train.txt, valid.txt (or val.txt) and optionally
+    The first 90% of a single file is for training; a folder holds train.txt, valid.txt (or val.txt) and optionally
     test.txt.
 
     Args:
-        kind: of the tokenizer: "bpe" of ``vocab_size``, "characters", or "gpt2".
-        tokenizer: used in place of one made from the training split, such as a run's.
-        holdout: the last share of the training text becomes the split val, and what was val becomes test.
-        needed: a split that has to be there.
+        kind: the kind of tokenizer: "bpe" with ``vocab_size`` tokens, "characters", or "gpt2".
+        tokenizer: used instead of one made from the training split; for example a run's.
+        holdout: this share of the training text, from its end, becomes the split val, and what was val becomes test.
+        needed: a split that the data must have.
 
     Raises:
         UserError: the data do not exist or lack the split, a file is empty or binary, a split has no text, the text is
-            too small for the vocabulary, or ``holdout`` is given where the data have a test split of their own.
+            too small for the vocabulary, or ``holdout`` is given though the data have a test split of their own.
     """
     source, _, path = data.partition(":")
     if data == "python-docs":
@@ -104,7 +104,7 @@ def load_text(
 
 
 def _held_out(data: str, texts: Texts, share: float) -> Texts:
-    """The end of the training text for val, and val for test: a function of the text alone."""
+    """Take the end of the training text as val, and val as test; this depends only on the text and the share."""
     check_holdout(share, data, "test" in texts)
     if not 0 < share < 1:
         raise UserError(f"holdout: got {share}, expected a share of the training text between 0 and 1")
@@ -119,15 +119,15 @@ def _held_out(data: str, texts: Texts, share: float) -> Texts:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Raises UserError where the file is missing or is not a tokenizer."""
+    """Raises UserError if the file is missing or is not a tokenizer."""
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library's are bare Exceptions
+    except Exception as error:  # the library raises bare Exceptions
         raise UserError(f"tokenizer: cannot read {path}: {in_a_line(error, 200)}") from None
 
 
 def _python_docs() -> Texts:
-    """The help topics of Python's documentation, a part of every installation: half a million characters."""
+    """The help topics of Python's documentation, half a million characters that every installation has."""
     from pydoc_data.topics import topics
 
     documents = [topics[name] for name in sorted(topics)]
@@ -178,7 +178,7 @@ def _hugging_face(path: str) -> Texts:
             if "text" not in loaded[key].column_names:
                 raise UserError(f"data: hfds:{path} has the columns {loaded[key].column_names}, expected text")
             rows = [row or "" for row in loaded[key]["text"]]  # null is empty
-            is_text = all(not row or row.endswith("\n") for row in rows)  # by lines, as WikiText; others are documents
+            is_text = all(not row or row.endswith("\n") for row in rows)  # lines, as in WikiText; else documents
             found[split] = ["".join(rows)] if is_text else rows
         elif split != "test":
             raise UserError(f"data: hfds:{path} has the splits {list(loaded)}, expected train and validation")
@@ -199,18 +199,21 @@ def _fingerprint(texts: Texts, made_from: list[Any]) -> str:
 
 
 def _is_of(folder: Path, tokenizer: Tokenizer) -> bool:
-    """Whether an entry is there whose tokens are those of a tokenizer, as they are of a run's on its own data."""
+    """Whether there is an entry made with this tokenizer, as there is for a run's tokenizer and its own data."""
     try:
         made = load_tokenizer(folder / "tokenizer.json")
     except UserError:
         return False
     one, other = (json.loads(each.to_str()) for each in (made, tokenizer))
-    around = {"post_processor": None}  # what is put around a text, which is not packed; transformers adds it
+    around = {"post_processor": None}  # transformers adds it; what it puts around a text is not packed
     return one | around == other | around
 
 
 def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], folder: Path) -> None:
-    """Write the tokenizer, which a function makes, and the tokens of every split under another name, and rename."""
+    """Write the tokenizer and the tokens of every split under another name, and then rename.
+
+    The tokenizer may be a function that makes it.
+    """
     beside = folder.with_name(f".{folder.name}")
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -239,7 +242,7 @@ def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], folder: 
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[str | None]:
-    """Documents in pieces that end with a line, and None between documents."""
+    """Yield documents in pieces that end at the end of a line, and None between documents."""
     for number, document in enumerate(documents):
         if number:
             yield None
@@ -270,7 +273,7 @@ def _make_tokenizer(documents: Sequence[str], kind: str, vocab_size: int | None)
     if kind == "gpt2":
         try:
             return Tokenizer.from_pretrained("gpt2")
-        except Exception as error:  # of the network
+        except Exception as error:  # whatever the network raises
             raise UserError(f"tokenizer: cannot load gpt2: {in_a_line(error, 200)}") from None
     if vocab_size is None or vocab_size < 257:
         raise UserError(f"vocab_size: got {vocab_size}, expected at least 257 for bpe: every byte and {END_OF_TEXT}")

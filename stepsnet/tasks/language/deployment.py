@@ -1,4 +1,4 @@
-"""A language model for those who do not have stepsnet."""
+"""A language model for use without stepsnet."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ __all__ = ["deployment"]
 
 
 def deployment(run: Path, recipe: LanguageRecipe, model: nn.Module) -> Deployment:
-    """Raises UserError where the run has no tokenizer."""
+    """How to use the model without stepsnet. Raises UserError if the run has no tokenizer."""
     return of_tokens(model, load_tokenizer(run / "tokenizer.json").to_str())

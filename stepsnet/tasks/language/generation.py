@@ -1,4 +1,4 @@
-"""How a trained language model goes on with prompts: a function of the prompts, the temperature and the seed."""
+"""How a trained language model continues prompts: a function of the prompts, the temperature and the seed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["generate"]
 def generate(
     model: Any, prompts: Tensor, tokenizer: Tokenizer, tokens: int, temperature: float, seed: int, streamer: Any = None
 ) -> Tensor:
-    """Prompts (B, N) and up to ``tokens`` more behind each; random states stay what they are.
+    """Return prompts (B, N) with up to ``tokens`` more after each; random states stay as they were.
 
     Args:
         temperature: 0 takes the likeliest token each time.
-        streamer: of transformers, is given each token when it is there.
+        streamer: one of transformers' streamers, which gets each token as soon as it is generated.
     """
     end = tokenizer.token_to_id(END_OF_TEXT)
     options: dict[str, Any] = {}
@@ -30,7 +30,7 @@ def generate(
         options |= {"do_sample": True, "temperature": float(temperature), "top_k": 0}  # the library takes no integer
     with keep_random_states(prompts.device):
         if not _returns_a_cache(model, prompts[:, :1]):
-            options |= {"use_cache": False}  # else the library gives it the last token alone, as if it had one
+            options |= {"use_cache": False}  # else the library passes only the last token, as if there were a cache
         torch.manual_seed(seed)
         return model.generate(
             prompts,
@@ -45,6 +45,6 @@ def generate(
 
 @torch.no_grad()
 def _returns_a_cache(model: Any, tokens: Tensor) -> bool:
-    """Whether a model that is given tokens (B, 1) returns what it has seen, as a model of one's own may not do."""
+    """Whether a model called with tokens (B, 1) returns a cache; a user's own model may not."""
     output = model(input_ids=tokens, use_cache=True)
     return any(getattr(output, name, None) is not None for name in ALL_CACHE_NAMES)

@@ -1,4 +1,4 @@
-"""What a report shows of a language model: how it goes on with fixed places of the text that it was validated on."""
+"""What a report shows of a language model: how it continues the text that it was validated on from fixed places."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEMPERATURE, _SEED = 0.8, 0
 def continued(
     model: Any, tokenizer: Tokenizer, tokens: np.ndarray, seq_len: int, device: torch.device
 ) -> list[Section]:
-    """Continuations of the beginning and of the middle of a text; nothing where it is shorter than two prompts.
+    """Continuations of a text from its beginning and its middle; nothing if it is shorter than two prompts.
 
     The same seed and prompts give every model the same chances.
     """

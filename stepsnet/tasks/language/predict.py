@@ -1,4 +1,4 @@
-"""A prompt that a language model continues."""
+"""The continuation of a prompt by a language model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     """Continue the prompt; ``inputs.emit`` is called with the prompt and then with each word as it is generated.
 
     Raises:
-        UserError: there is no prompt, it is no text, or it does not fit into the model's context.
+        UserError: there is no prompt, it is not text, or it does not fit into the model's context.
     """
     if inputs.prompt is None:
         expected = "expected one of classification, detection or segmentation for images"
@@ -33,7 +33,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     tokens = inputs.max_new_tokens
     try:
         inputs.prompt.encode()
-    except UnicodeEncodeError:  # bytes of a command line that are no text
+    except UnicodeEncodeError:  # bytes on the command line that are not text
         raise UserError(f"--prompt: got {inputs.prompt!r}, expected text in UTF-8") from None
     tokenizer = load_tokenizer(run / "tokenizer.json")
     model, device = inputs.model_of(run, recipe)
@@ -61,7 +61,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
 
 
 class _Streamer(TextStreamer):
-    """Emits the prompt as it was given, and then each word when it is complete.
+    """Emits the prompt as it was given, and then each word once it is complete.
 
     A word may be several tokens, and a token may be a part of a character.
     """

@@ -35,17 +35,17 @@ _OTHER_TOKENIZER = """\
 `AutoTokenizer` makes another tokenizer of this repository, which gives other tokens than those that the model was
 trained on: transformers takes all models of this type for one family's own. `PreTrainedTokenizerFast`, as above, reads
 the right one."""
-_SAMPLE = "Two  blanks,\n\n    an indented line: 12,345 tokens\n"  # what tokenizers split in different ways
+_SAMPLE = "Two  blanks,\n\n    an indented line: 12,345 tokens\n"  # text that tokenizers split in different ways
 
 
 def publish(run: Path, recipe: LanguageRecipe, folder: Path) -> Publication:
-    """Write weights, config and tokenizer. Raises UserError where the run has no weights, or no tokenizer."""
+    """Write weights, config and tokenizer. Raises UserError if the run has no weights or no tokenizer."""
     model: Any = trained_model(run, recipe)
     tokenizer = load_tokenizer(run / "tokenizer.json")
     save_assets(model, tokenizer, folder)
     with _no_bars():
         model.save_pretrained(folder)
-    is_ours = (folder / "modeling_stepsnet.py").exists()  # and not a model of transformers' own
+    is_ours = (folder / "modeling_stepsnet.py").exists()  # not a model of transformers' own
     usage = _USAGE.format(registers="import stepsnet  # registers the model with transformers\n" if is_ours else "")
     is_other = AutoTokenizer.from_pretrained(folder)(_SAMPLE).input_ids != tokenizer.encode(_SAMPLE).ids
     notes = [note for note, applies in ((_NOTE, is_ours), (_OTHER_TOKENIZER, is_other)) if applies]
@@ -54,7 +54,7 @@ def publish(run: Path, recipe: LanguageRecipe, folder: Path) -> Publication:
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    """transformers draws bars into logs too, for what takes a second."""
+    """Switch off transformers' progress bars, which end up in logs too, for work of a second."""
     drawn = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

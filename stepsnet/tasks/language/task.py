@@ -29,11 +29,11 @@ from .inspection import continued
 
 __all__ = ["LanguageModelling", "build", "open_data"]
 
-_MOST_WORD_PERPLEXITY = 1e15  # more words than a language has; characters at chance come to less
+_MOST_WORD_PERPLEXITY = 1e15  # more words than a language has; guessing characters gives less
 
 
 def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
-    """Raises UserError where the data do not exist, or lack the split that is evaluated now or at the run's end."""
+    """Raises UserError if the data do not exist, or lack the split that is evaluated now or at the run's end."""
     data, split = split_of(data)
     needed = "test" if recipe.score_test and run is None else split
     own = load_tokenizer(run / "tokenizer.json") if run else None
@@ -43,7 +43,7 @@ def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> Tex
 def build(
     recipe: LanguageRecipe, data: str | None = None, run: Path | None = None, opened: TextData | None = None
 ) -> tuple[nn.Module, LanguageModelling]:
-    """Raises UserError where the model or the data do not exist, or do not fit each other."""
+    """Raises UserError if the model or the data do not exist, or if they do not fit each other."""
     data = data or recipe.data
     text = opened or open_data(recipe, data, run)
     _, split = split_of(data)
@@ -59,7 +59,7 @@ def build(
 
 
 def macs(recipe: LanguageRecipe) -> int:
-    """Of a forward pass, a token; attention over the recipe's sequences."""
+    """Multiply-accumulates per token of a forward pass, with attention over sequences of the recipe's length."""
     with torch.device("meta"):
         model = build_model(recipe.model, pretrained=False)
     return count_language_model(model, recipe.seq_len).macs
@@ -72,15 +72,17 @@ def _check_vocabulary(model: Any, text: TextData, key: str) -> None:
 
 
 def _check_tokenizer(run: Path, text: TextData) -> None:
-    """Raises UserError where a run's tokenizer, if it has one, is another than the data's: its numbers mean other
-    tokens."""
+    """Raises UserError if the run has a tokenizer that is not the data's: its ids would mean other tokens."""
     own = run / "tokenizer.json"
     if own.exists() and load_tokenizer(own).get_vocab() != text.tokenizer.get_vocab():
         raise UserError(f"data: their tokenizer is not that of {run}, expected the data that it was trained on")
 
 
 class LanguageModelling(Task):
-    """The task: sequences of ``seq_len`` tokens, each part of the text once per pass, in an order of (seed, pass)."""
+    """The language task, on sequences of ``seq_len`` tokens.
+
+    Each pass visits every part of the text once, in an order that depends on (seed, pass).
+    """
 
     monitor = "loss"
     unit = "tokens"
@@ -88,12 +90,13 @@ class LanguageModelling(Task):
     def __init__(self, recipe: LanguageRecipe, text: TextData, evaluated: str, for_training: bool = True):
         """
         Args:
-            evaluated: the split of the evaluation.
-            for_training: False where the text is only evaluated, and may have less to train on than a batch or the
-                clean samples. No remarks are asked for then, so that the notices say what the scores do not cover.
+            evaluated: the split to evaluate.
+            for_training: False if the text is only evaluated; it may then have less to train on than a batch or the
+                clean samples. Nobody asks for remarks in that case, so the notices tell of unknown tokens.
 
         Raises:
-            UserError: a split is shorter than a batch or the clean samples, or the stride is longer than a window.
+            UserError: the training split is shorter than a batch or the clean samples, the evaluated split has fewer
+                than two tokens, or the stride is longer than a window.
         """
         batch_size, seq_len = recipe.batch_size, recipe.seq_len
         if recipe.eval_stride is not None and recipe.eval_stride > seq_len:
@@ -121,7 +124,7 @@ class LanguageModelling(Task):
     def start_of(self, number: int) -> int:
         """The position in the text at which the ``number``-th training sequence of the run begins."""
         number_of_pass, index = sample_of_run(self.recipe.seed, number, self.sequences)
-        # cuts the text elsewhere in each pass
+        # so that each pass cuts the text at other places
         offset = order_of_pass(self.recipe.seed + 1, number_of_pass, self.seq_len)[0]
         return int(offset) + index * self.seq_len
 
@@ -145,7 +148,7 @@ class LanguageModelling(Task):
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         output = model(input_ids=batch[:, :-1], use_cache=False)  # logits (B, N, vocab_size)
         loss = nn.functional.cross_entropy(output.logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-        # of a mixture of experts with output_router_logits, which balances them
+        # balances the experts of a mixture of experts that has output_router_logits
         router_loss = getattr(output, "aux_loss", None) if model.training else None
         if router_loss is None:
             return loss, {}
@@ -157,9 +160,9 @@ class LanguageModelling(Task):
         """Mean negative log-likelihood and perplexities of every token but the first.
 
         Each window of ``seq_len`` scores its last ``stride`` tokens, and the first window all of its tokens, so that
-        at least ``seq_len - stride`` tokens precede each token. The perplexity per word divides the log-likelihood
-        of the text by its words, so that tokenizers can be compared. It is left out where it is beyond any vocabulary
-        of words, as for text that has no spaces between them.
+        after the first window at least ``seq_len - stride`` tokens precede each token. The perplexity per word divides
+        the log-likelihood of the text by its number of words, so that tokenizers can be compared. It is left out if it
+        exceeds any vocabulary of words, as for text without spaces between words.
         """
         nll, scored = self._likelihood(self.text.splits[self.evaluated], model, shard, device)
         split = self.text.splits[self.evaluated]
@@ -201,7 +204,7 @@ class LanguageModelling(Task):
     def _score(
         self, model: nn.Module, split: Split, windows: list[tuple[int, int, int]], device: torch.device
     ) -> Tensor:
-        """(2): negative log-likelihood and number of the scored tokens."""
+        """The negative log-likelihood and the number of the scored tokens, as (2)."""
         size = min(self.seq_len + 1, len(split.tokens))
         batch = torch.zeros(len(windows), size, dtype=torch.int64)
         counted = torch.zeros(len(windows), size - 1)
@@ -222,7 +225,7 @@ class LanguageModelling(Task):
         return notices
 
     def _unknown(self) -> list[str]:
-        """What of the evaluated text the tokenizer does not know: such tokens all count as one."""
+        """A line on tokens of the evaluated text that the tokenizer does not know, which all count as one; or none."""
         unknown, tokens = self.text.tokenizer.token_to_id(UNKNOWN), self.text.splits[self.evaluated].tokens
         count = 0 if unknown is None else int(np.count_nonzero(tokens == unknown))
         if not count:
@@ -236,7 +239,7 @@ class LanguageModelling(Task):
         return count_language_model(model, self.seq_len)
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
-        """How the model goes on with two places of the evaluated text."""
+        """How the model continues the evaluated text from two places."""
         tokens = self.text.splits[self.evaluated].tokens
         return continued(model, self.text.tokenizer, tokens, self.seq_len, device)
 
@@ -244,12 +247,12 @@ class LanguageModelling(Task):
         _check_tokenizer(folder, self.text)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder."""
+        """Write the tokenizer and the config, with which transformers' from_pretrained loads the run's folder."""
         self.check_assets(folder)
         save_assets(model, self.text.tokenizer, folder)
 
     def sizes(self) -> dict[str, int]:
-        """In tokens."""
+        """The sizes of the splits, in tokens."""
         splits = {"train": "train", "evaluated": self.evaluated}
         return {name: len(self.text.splits[split].tokens) for name, split in splits.items()}
 

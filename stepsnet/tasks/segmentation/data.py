@@ -1,6 +1,6 @@
 """Images with a class for every pixel, in ADE20K's layout or CamVid's, checked before training.
 
-In memory a label is a class from 0 on, or :data:`IGNORED`. A table of 256 entries maps the stored values to labels.
+In memory a label is a class, counted from 0, or :data:`IGNORED`. A table of 256 entries maps stored values to labels.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _ADE20K_CLASSES = 150
 
 @dataclass(frozen=True)
 class Pair:
-    """The files of an image and of its annotation, a PNG of one channel and 8 bits."""
+    """The file of an image and that of its annotation, a PNG with one channel of 8 bits."""
 
     image: Path
     annotation: Path
-    as_stored: bool = False  # whether the image is read so, and not upright by its EXIF orientation
+    as_stored: bool = False  # read the image as stored, not turned upright by its EXIF orientation
 
 
 @dataclass(frozen=True)
 class Split:
     pairs: tuple[Pair, ...]
     sizes: tuple[tuple[int, int], ...]  # (H, W) of each image
-    class_pixels: tuple[int, ...]  # how many are labelled with each class, in all images
+    class_pixels: tuple[int, ...]  # how many pixels are labelled with each class, over all images
 
 
 @dataclass(frozen=True)
@@ -54,33 +54,33 @@ class SegmentationData:
     classes: tuple[str, ...]
     table: np.ndarray  # (256,) int16: the label of each stored value, or -1 for a value that is not valid
     splits: dict[str, Split]  # train, val and optionally test
-    has_one_order: bool  # of the classes, with or without the file of their names
+    has_one_order: bool  # whether the classes have a fixed order, with or without the file of their names
     unlabelled: tuple[str, ...]  # annotations in which every pixel is ignored
-    notices: tuple[str, ...]  # what the user should know besides
+    notices: tuple[str, ...]  # what else the user should know
 
     def read(self, pair: Pair) -> tuple[Image.Image, np.ndarray]:
         """The image in RGB, and its labels (H, W) uint8.
 
         Raises:
-            UserError: a mistake that the check would have found, in a file that has changed since.
+            UserError: a file has changed since the check, and has a mistake that the check would have found.
         """
         return _read(pair, self.table)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a data set holds, before a file is opened."""
+    """What a data set holds, as known before its images are opened."""
 
     classes: tuple[str, ...]
     table: np.ndarray
     folders: dict[str, str]  # the folder of each split
-    has_one_order: bool = False  # of the classes
+    has_one_order: bool = False  # whether the classes have a fixed order
 
 
 def _ade20k(root: Path) -> _Layout:
     """images/{training,validation} and annotations/…: a stored 0 is ignored, k is class k - 1.
 
-    The names are those of objectInfo150.txt, which is a part of the data; without it they are numbers.
+    The class names are those in objectInfo150.txt, which is a part of the data; without it they are numbers.
     """
     names = [f"class {number}" for number in range(1, _ADE20K_CLASSES + 1)]
     listed = root / "objectInfo150.txt"
@@ -109,7 +109,8 @@ def _camvid(root: Path) -> _Layout:
     table = np.full(256, _UNKNOWN, dtype=np.int16)
     table[: len(classes)] = np.arange(len(classes))
     table[ignored] = IGNORED
-    has_test = all((root / kind / "test").is_dir() for kind in ("images", "annotations"))  # it may have no annotations
+    # a test split may come without annotations, and is not used then
+    has_test = all((root / kind / "test").is_dir() for kind in ("images", "annotations"))
     optional = {"test": "test"} if has_test else {}
     return _Layout(tuple(classes), table, {"train": "train", "val": "val", **optional})
 
@@ -118,18 +119,19 @@ SOURCES: dict[str, Callable[[Path], _Layout]] = {"ade20k": _ade20k, "camvid": _c
 
 
 def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -> SegmentationData:
-    """Open ``ade20k:PATH``, or ``camvid:PATH``, which is the layout for data of your own too.
+    """Open ``ade20k:PATH``, or ``camvid:PATH``, which is also the layout for data of your own.
 
     Every image and annotation is opened once, with a progress bar. The result is kept in the cache folder under a
     checksum of the names, sizes and times of all files, until one of them changes.
 
     Args:
         only: open this split only; the others may be missing.
-        holdout: training images to validate on; the data's val split is then test.
+        holdout: number of training images to validate on; the data's own val split then becomes test.
 
     Raises:
-        UserError: the first mistake in the data, with its file: a folder or an annotation is missing, a file cannot
-            be read, an annotation has another size than its image, or a value in it is not a class.
+        UserError: there is a mistake in the data; the first one is reported with its file. A folder or an annotation
+            is missing, a file cannot be read, an annotation differs in size from its image, or holds a value that is
+            not a class.
     """
     kind, _, path = data.partition(":")
     if kind not in SOURCES or not path:
@@ -177,7 +179,7 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
 
 
 def _find(root: Path, folder: str) -> list[Pair]:
-    """Images and annotations by their names, without hidden files, which file managers leave behind."""
+    """Pair images and annotations by name, without hidden files, which file managers leave behind."""
     found = {}
     for kind in ("images", "annotations"):
         inside = root / kind / folder
@@ -210,14 +212,14 @@ def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
         for file in (file for pair in of_split for file in (pair.image, pair.annotation)):
             try:
                 state = file.stat()
-            except OSError as error:  # such as a link to what is not there
+            except OSError as error:  # such as a broken link
                 raise UserError(f"data: {file} is missing ({error.strerror})") from None
             digest.update(os.fsencode(file.relative_to(root)))
             digest.update(f"\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:24]
 
 
-# H, W, each class that occurs with its number of pixels, and how the image fits its annotation
+# H, W, each class that occurs, with its number of pixels, and how the image fits its annotation
 _Measured = tuple[int, int, list[tuple[int, int]], Fit]
 
 

@@ -1,4 +1,4 @@
-"""A segmenter for those who do not have stepsnet: one forward pass over an image, or over a window of it."""
+"""A segmenter for use without stepsnet: one forward pass over an image, or over a window of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["deployment"]
 
 
 def deployment(run: Path, recipe: SegmentationRecipe, model: nn.Module) -> Deployment:
-    """Raises UserError where the run has no class names."""
+    """How to use the model without stepsnet. Raises UserError if the run has no class names."""
     inference = inference_of(recipe, cast(UPerNet, model))
     side = recipe.eval_window or recipe.crop_size
     return Deployment(
@@ -29,7 +29,8 @@ def deployment(run: Path, recipe: SegmentationRecipe, model: nn.Module) -> Deplo
             "mean": inference.mean,
             "std": inference.std,
             "interpolation": "bilinear",
-            # to which an image is made to fit, as COCO's and ADE20K's are; a recipe may give them in either order
+            # the bounds that an image is resized to fit, as is usual for COCO and ADE20K; a recipe may give them in
+            # either order
             "longest_and_shortest_side": (max(recipe.scale), min(recipe.scale)),
         },
         classes=read_classes(run),

@@ -27,7 +27,7 @@ def draw_segments(image: Tensor, labels: np.ndarray, segments: Sequence[dict[str
     Args:
         image: (3, H, W) uint8.
         labels: (H, W), the class of each pixel.
-        segments: of :func:`list_segments`.
+        segments: from :func:`list_segments`.
     """
     overlay = draw_labels(image, labels)
     legend = draw_legend(
@@ -67,7 +67,7 @@ def color_of(category: int) -> tuple[int, int, int]:
 
 
 def draw_legend(entries: Sequence[tuple[int, str, str]], height: int) -> Image.Image:
-    """One line per class, with its color, name and share, in several columns where one is higher than the image."""
+    """One line per class, with its color, name and share; in several columns if one is higher than the image."""
     size = min(max(height // 24, 12), 28)
     font, line, gap = ImageFont.load_default(size=size), round(1.5 * size), round(0.6 * size)
     rows = min(max(height // line, 4), len(entries))

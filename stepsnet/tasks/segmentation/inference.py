@@ -19,27 +19,27 @@ __all__ = ["Inference"]
 
 @dataclass(frozen=True)
 class Inference:
-    """How an image is tested; the defaults are Swin's at a single scale.
+    """How a model is run on an image; the defaults are Swin's at a single scale.
 
-    Calling it runs the model on an image.
+    Calling an instance runs a model on an image.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    scale: tuple[int, int]  # the largest long and short side, in pixels, to which the image is resized
+    scale: tuple[int, int]  # the long and short side, in pixels, that the image is resized to fit
     window: int | None = None  # side of square windows in pixels; None: the image in one piece
     stride: int | None = None  # pixels from one window to the next; None: the side of a window
-    scales: tuple[float, ...] = (1.0,)  # factors of scale, over which the probabilities are averaged
-    flip: bool = False  # average with the flipped image too
+    scales: tuple[float, ...] = (1.0,)  # factors of ``scale``; the probabilities are averaged over them
+    flip: bool = False  # average over the flipped image too
 
     def passes(self, size: tuple[int, int]) -> int:
-        """The number of forward passes for an image of (H, W)."""
+        """The number of forward passes for an image of size (H, W)."""
         windows = sum(len(list(self._windows(self._resized(size, ratio)))) for ratio in self.scales)
         return windows * (1 + self.flip)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, image: Tensor) -> Tensor:
-        """An image (3, H, W) uint8 -> log-probabilities (classes, H, W)."""
+        """Return log-probabilities (classes, H, W) for an image (3, H, W) uint8."""
         height, width = image.shape[-2:]
         total: Tensor | None = None
         for ratio in self.scales:
@@ -58,7 +58,7 @@ class Inference:
         return fit_within(size, (self.scale[0] * ratio, self.scale[1] * ratio))
 
     def _slide(self, model: nn.Module, image: Tensor) -> Tensor:
-        """The mean of the logits of all windows over a pixel: (3, h, w) -> (1, classes, h, w)."""
+        """Average the logits of all windows that cover a pixel: (3, h, w) -> (1, classes, h, w)."""
         height, width = image.shape[-2:]
         total, seen = None, image.new_zeros(height, width)
         for rows, columns in self._windows((height, width)):
@@ -70,7 +70,7 @@ class Inference:
         return total / seen
 
     def _windows(self, size: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-        """Rows and columns of each window; the last one of a row or column is moved back inside."""
+        """The rows and columns of each window; the last one in a row or column is moved back inside the image."""
         if self.window is None:
             yield slice(0, size[0]), slice(0, size[1])
             return
@@ -81,7 +81,7 @@ class Inference:
 
 
 def _log_softmax_in_place(logits: Tensor) -> Tensor:
-    """(classes, H, W), in bands of rows and without a copy: an image of 12 megapixels has gigabytes of logits."""
+    """Log-softmax of (classes, H, W) in bands of rows: an image of 12 megapixels has gigabytes of logits."""
     for rows in logits.split(64, dim=1):
         rows -= rows.logsumexp(0)
     return logits

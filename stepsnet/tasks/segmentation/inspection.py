@@ -15,17 +15,17 @@ from .scores import scores
 
 __all__ = ["pictures_of"]
 
-_SIDE = 420  # pixels of each of the two images of a picture
+_SIDE = 420  # in pixels, of each of the two images in a picture
 
-Predict = Callable[[int], tuple[Tensor, Tensor, Tensor]]  # of an index: image (3, H, W), labels and prediction (H, W)
+Predict = Callable[[int], tuple[Tensor, Tensor, Tensor]]  # index -> image (3, H, W), labels and prediction (H, W)
 
 
 def pictures_of(predict: Predict, names: Sequence[str], classes: Sequence[str]) -> list[Section]:
-    """The best, the median and the worst image.
+    """Show the best, the median and the worst image.
 
     Args:
-        predict: is called for some images, and again for those that are drawn, so that few are in memory.
-        names: of the evaluated images.
+        predict: called for some images, and again for those that are drawn, so that few are in memory at a time.
+        names: the names of the evaluated images.
     """
     miou = {}
     for index in spread_over(len(names)):

@@ -28,15 +28,15 @@ _COMPARED_SHARE = 0.01  # of an image: a class that covers less is not compared 
 
 @torch.no_grad()
 def predict(run: Path, recipe: SegmentationRecipe, inputs: PredictInputs) -> list[Prediction]:
-    """Write the classes of each image into ``inputs.out``: NAME.segments.png, an overlay, and NAME.segments.json.
+    """Write the classes of each image: NAME.segments.png, an overlay, and NAME.segments.json, the segments.
 
     Returns:
         The content of each JSON file, with the name of the image file: the image, its segments in COCO's form, and
         the categories.
 
     Raises:
-        UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
-            then nothing is written.
+        UserError: a file is missing or is not an image, or a result would replace something that is not ours;
+            nothing is written then.
     """
     inputs.require_files(run, recipe)
     inputs, outputs = inputs.readable(open_image), inputs.outputs
@@ -95,6 +95,6 @@ def list_segments(labels: np.ndarray, probabilities: np.ndarray, classes: Sequen
 
 
 def encode_rle(mask: np.ndarray) -> dict[str, Any]:
-    """A mask (H, W) as COCO's compressed RLE, in the form that JSON holds."""
+    """Encode a mask (H, W) as COCO's compressed RLE, in a form that JSON can hold."""
     rle = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
     return {**rle, "counts": rle["counts"].decode()}

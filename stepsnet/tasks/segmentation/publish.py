@@ -12,5 +12,5 @@ __all__ = ["publish"]
 
 
 def publish(run: Path, recipe: SegmentationRecipe, folder: Path) -> Publication:
-    """Write the weights and the class names. Raises UserError where the run has no weights."""
+    """Write the weights and the class names. Raises UserError as :func:`publish_run_folder` does."""
     return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-segmentation")

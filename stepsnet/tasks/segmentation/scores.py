@@ -18,7 +18,7 @@ def scores(confusion: Tensor) -> tuple[dict[str, float], list[float | None]]:
     accuracy; the means are over the other classes.
 
     Args:
-        confusion: (true class, predicted class), numbers of pixels.
+        confusion: numbers of pixels, (true class, predicted class).
     """
     pixels = confusion.double()
     right, true, predicted = pixels.diagonal(), pixels.sum(1), pixels.sum(0)
@@ -30,7 +30,7 @@ def scores(confusion: Tensor) -> tuple[dict[str, float], list[float | None]]:
 
 
 def most_common_class(confusion: Tensor, classes: Sequence[str]) -> dict[str, Any]:
-    """The class of most pixels, and the :func:`scores` of predicting it everywhere, which a model has to exceed."""
+    """The class of most pixels, and the :func:`scores` of predicting it everywhere, which a model has to beat."""
     true = confusion.sum(1)
     everywhere = torch.zeros_like(confusion)
     everywhere[:, true.argmax()] = true

@@ -43,13 +43,13 @@ __all__ = ["AUXILIARY_WEIGHT", "Segmentation", "build", "inference_of", "open_da
 
 AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss, as in Swin's UPerNet
 _EXAMPLES = 8
-_IGNORED_SHARE = 0.25  # of the training images' pixels, above which it is told
+_IGNORED_SHARE = 0.25  # of the training images' pixels; a larger share is reported
 
 Batch = tuple[Tensor, Tensor]  # images and labels
 
 
 def open_data(recipe: SegmentationRecipe, data: str, run: Path | None = None) -> SegmentationData:
-    """Raises UserError where the data do not exist, or for a mistake in them."""
+    """Raises UserError if the data do not exist or contain a mistake."""
     path, split = split_of(data)
     pairs = load_pairs(path, only=split if run else None, holdout=recipe.holdout)
     for needed in (split,) if run else ("train", split, *(["test"] if recipe.score_test else [])):
@@ -60,14 +60,14 @@ def open_data(recipe: SegmentationRecipe, data: str, run: Path | None = None) ->
 
 
 def resolve(recipe: SegmentationRecipe, opened: SegmentationData) -> tuple[SegmentationRecipe, list[str]]:
-    """The recipe with the classes of its data, where it leaves their number open, and a line that says so."""
+    """The recipe with its number of classes taken from the data, if it leaves that open, and a line that says so."""
     return with_classes(recipe, len(opened.classes))
 
 
 def build(
     recipe: SegmentationRecipe, data: str | None = None, run: Path | None = None, opened: SegmentationData | None = None
 ) -> tuple[nn.Module, Segmentation]:
-    """Raises UserError where the model or the data do not exist, or do not fit each other."""
+    """Raises UserError if the model or the data do not exist, or if they do not fit each other."""
     model = build_model(recipe.model, pretrained=run is None)
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
@@ -83,7 +83,7 @@ def build(
 
 
 def inference_of(recipe: SegmentationRecipe, model: UPerNet) -> Inference:
-    """How the recipe tests images, with the mean and standard deviation that timm has for the backbone."""
+    """How the recipe runs a model on images, with timm's mean and standard deviation for the backbone."""
     return Inference(
         *mean_and_std_of(model.backbone_name),
         recipe.scale,
@@ -95,7 +95,10 @@ def inference_of(recipe: SegmentationRecipe, model: UPerNet) -> Inference:
 
 
 class Segmentation(Task):
-    """The task: crops of the training images, pass after pass, each in an order of (seed, pass)."""
+    """The segmentation task.
+
+    It trains on crops of the training images, pass after pass, each in an order that depends on (seed, pass).
+    """
 
     monitor = "miou"
     unit, units_per_sample = "images", 1
@@ -103,16 +106,17 @@ class Segmentation(Task):
     def __init__(self, recipe: SegmentationRecipe, data: SegmentationData, model: UPerNet, evaluated: str):
         """
         Args:
-            evaluated: the split of the evaluation.
+            evaluated: the split to evaluate.
 
         Raises:
-            UserError: there are fewer training images than ``recipe.batch_size``, and no ``epoch_updates``.
+            UserError: there are training images, but fewer than ``recipe.batch_size``, and ``recipe.epoch_updates`` is
+                not set.
         """
         self.recipe, self.data, self.batch_size = recipe, data, recipe.batch_size
         self.inference = inference = inference_of(recipe, model)
         transform = training_transform(recipe.augment, recipe.scale, recipe.crop_size, inference.mean, inference.std)
         self.samples = _Crops(data, transform, recipe.seed)
-        count = len(self.samples)  # 0 where the data are opened for evaluation only
+        count = len(self.samples)  # 0 if the data were opened for evaluation only
         if recipe.epoch_updates is None and 0 < count < recipe.batch_size:
             raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
         self.evaluated, self.split = evaluated, data.splits[evaluated]
@@ -149,12 +153,12 @@ class Segmentation(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """Cross-entropy and :func:`scores` on complete images, at the size of each."""
+        """Cross-entropy and :func:`scores` on complete images, each at its own size."""
         classes, sizes = len(self.data.classes), self.split.sizes
         shared = shared_by(shard)
         confusion = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False, **shared).to(device)
         loss_of_images = mean_loss(shard).to(device)
-        batches = shard.evaluation_batches(len(sizes), 1)  # an image at its own size
+        batches = shard.evaluation_batches(len(sizes), 1)  # one image at a time, at its own size
         keys = [batch.indices[0] for batch in batches]
         settings = {"sampler": keys, "batch_size": None}
         with loaded(_Images(self.data, self.split), device, self.recipe.workers, len(keys), **settings) as images:
@@ -175,7 +179,7 @@ class Segmentation(Task):
         return {"loss": loss_of_images.compute().item(), **result}
 
     def example_batch(self, device: torch.device) -> Batch:
-        """The first images of the evaluated split, resized to squares of the crops' size."""
+        """The first images of the evaluated split, resized to squares of ``crop_size``."""
         found, side = [], self.recipe.crop_size
         for pair in self.split.pairs[:_EXAMPLES]:
             image, labels = _tensors(*self.data.read(pair))
@@ -213,7 +217,7 @@ class Segmentation(Task):
         return count_complexity(model, input_size=(3, self.recipe.crop_size, self.recipe.crop_size))
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
-        """Some images with what is there beside what was predicted."""
+        """Some images, each with the classes that are there beside those that were predicted."""
         images = _Images(self.data, self.split)
 
         def predict(index: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,7 +231,7 @@ class Segmentation(Task):
             check_classes(folder, self.data.classes)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        """The class names, so that a run can be used where its data are not."""
+        """Write the class names, so that the run can be used without its data."""
         if not (self.data.has_one_order and (folder / CLASSES_FILE).exists()):  # a run keeps the names that it has
             save_classes(folder, self.data.classes)
 
@@ -259,7 +263,7 @@ class Segmentation(Task):
         return notices
 
     def _passes_of_rounds(self, shard: BatchShard) -> list[int]:
-        """The most forward passes that any rank makes for its n-th image; FSDP needs equally many on every rank."""
+        """The most forward passes that any rank makes for its n-th image; FSDP needs the same number on every rank."""
         sizes = self.split.sizes
         of_ranks = [replace(shard, rank=rank).evaluation_batches(len(sizes), 1) for rank in range(shard.world_size)]
         return [
@@ -268,7 +272,7 @@ class Segmentation(Task):
 
 
 class _Crops(Dataset):
-    """The samples of training: (pass, index) is a function of these numbers and the seed."""
+    """The training samples: sample (pass, index) is a function of these numbers and the seed."""
 
     def __init__(self, data: SegmentationData, transform: v2.Transform, seed: int):
         self.data, self.transform, self.seed = data, transform, seed
@@ -304,6 +308,6 @@ def _tensors(image: Any, labels: np.ndarray) -> tuple[tv_tensors.Image, tv_tenso
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labelled pixels; 0 where there is none."""
+    """The mean over the labelled pixels; 0 if there are none."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)

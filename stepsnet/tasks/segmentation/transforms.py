@@ -25,7 +25,7 @@ _MAX_CROPS = 10
 
 
 def fit_within(size: tuple[int, int], scale: tuple[float, float]) -> tuple[int, int]:
-    """(H, W) resized by the largest factor for which its long and short sides stay within ``scale``."""
+    """Scale (H, W) by the largest factor that keeps its long and short sides within ``scale``."""
     factor = min(max(scale) / max(size), min(scale) / min(size))
     return max(round(size[0] * factor), 1), max(round(size[1] * factor), 1)
 
@@ -37,14 +37,14 @@ def training_transform(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> v2.Transform:
-    """A transform of (image (3, H, W) uint8, labels (H, W) uint8), both tv_tensors.
+    """The training transform of (image (3, H, W) uint8, labels (H, W) uint8), both tv_tensors.
 
-    Its results are the normalized image (3, crop_size, crop_size) and its labels (crop_size, crop_size). A smaller
+    It returns the normalized image (3, crop_size, crop_size) and its labels (crop_size, crop_size). A smaller
     image is padded with the mean color, and its labels with :data:`~stepsnet.tasks.segmentation.data.IGNORED`.
 
     Args:
         scale: the largest long and short side in pixels, before the random factor.
-        crop_size: side of the crop in pixels.
+        crop_size: the side of the crop in pixels.
     """
     return v2.Compose(
         [
@@ -74,7 +74,7 @@ class _RandomScale(v2.Transform):
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         size = list(params["size"])
         if isinstance(inpt, tv_tensors.Mask):
-            # F.resize takes torch's mode "nearest" for masks, which shifts them by up to half a pixel
+            # F.resize uses torch's mode "nearest" for masks, which shifts them by up to half a pixel
             labels = inpt.as_subclass(Tensor)[None]
             resized = F.resize_image(labels, size, interpolation=InterpolationMode.NEAREST_EXACT)
             return tv_tensors.wrap(resized[0], like=inpt)
@@ -82,7 +82,7 @@ class _RandomScale(v2.Transform):
 
 
 class _RandomCrop(v2.Transform):
-    """The first of ten random crops in which no class has more than a share of the labelled pixels, or the last."""
+    """The first of ten random crops in which no class exceeds a share of the labelled pixels, or else the last."""
 
     def __init__(self, size: int, max_class_share: float):
         super().__init__()
@@ -103,10 +103,10 @@ class _RandomCrop(v2.Transform):
 
 
 class PhotometricDistortion(v2.Transform):
-    """Changes of brightness, contrast, saturation and hue of an image with values in 0 … 1, each with probability 0.5.
+    """Change brightness, contrast, saturation and hue of an image with values in 0 … 1, each with probability 0.5.
 
-    They are those of mmsegmentation's class of this name. torchvision's RandomPhotometricDistort changes much less: its
-    brightness is a factor within an eighth of 1, and its contrast keeps the mean of the image.
+    The changes are those of mmsegmentation's class of this name. torchvision's RandomPhotometricDistort changes much
+    less: its brightness is a factor within an eighth of 1, and its contrast keeps the mean of the image.
     """
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def _add(image: Tensor, amount: float) -> Tensor:
 
 
 def _scale_saturation(image: Tensor, factor: float) -> Tensor:
-    """Scale the S of HSV, at most to 1. torchvision's adjust_saturation blends with the grey image, which changes V.
+    """Scale the S of HSV, to at most 1. torchvision's adjust_saturation blends with the grey image, which changes V.
 
-    With H and V kept, each channel's distance to V = max(r, g, b) is scaled by as much as S.
+    With H and V kept, each channel's distance to V = max(r, g, b) is scaled by the same factor as S.
     """
     least, value = image.aminmax(dim=-3, keepdim=True)
     distance = value - least  # S is distance / value
@@ -143,18 +143,18 @@ _COLOR_RANGES = {
     "brightness": (-32 / 255, 32 / 255),
     "contrast": (0.5, 1.5),
     "saturation": (0.5, 1.5),
-    "hue": (-18 / 180, 18 / 180),  # of the circle; OpenCV counts 180 units in it
+    "hue": (-18 / 180, 18 / 180),  # of the color circle, which has 180 units in OpenCV
 }
 _COLOR_CHANGES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "brightness": _add,
-    "contrast": F.adjust_brightness,  # the product, cut to the range
+    "contrast": F.adjust_brightness,  # the image times the factor, clamped
     "saturation": _scale_saturation,
     "hue": F.adjust_hue,
 }
 
 
 class _PadTo(v2.Transform):
-    """Pad at the right and at the bottom: normalized images with 0, the mean, and labels with IGNORED."""
+    """Pad on the right and at the bottom: normalized images with 0, which is the mean, and labels with IGNORED."""
 
     def __init__(self, size: int):
         super().__init__()
