@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 __all__ = ["At", "BlockStatistics", "StreamMeasurement", "as_line", "read_line", "statistics_of", "summarize"]
 
-# epoch_end: on the task's example batch, of the validation split; update: on the batch of an update in training
+# epoch_end: on the task's example batch, from the validation split; update: on the batch of a training update
 At = Literal["epoch_end", "update"]
 _SPLIT = {"epoch_end": "val", "update": "train"}
 
@@ -22,11 +22,10 @@ class BlockStatistics:
     """Statistics after block l. z is the whole residual stream (C channels), y the first ``width`` channels of it,
     which the block reads and writes.
 
-    The paper defines γ_l = σ_0/σ_l in Sec. 3.1. Fig. 2 seems to draw it for the whole stream. Eq. (2) is about what
-    a block's norm sees, which in a StepsNet are the channels of y alone: that is ``gamma_read``, by the width of the
-    block that has written y. Behind the last block of a step the next norm sees the channels that join as well. The
-    two are equal where a block reads all channels. Of a block that did not run, as with LayerDrop, all but the width is
-    not a number.
+    The paper defines γ_l = σ_0/σ_l in Sec. 3.1. Fig. 2 seems to draw it for the whole stream. Eq. (2) is about what a
+    block's norm sees, which in a StepsNet are only the channels of y: that is ``gamma_read``, at the width of the block
+    that wrote y. After the last block of a step, the next norm also sees the channels that join. The two are equal if a
+    block reads all channels. For a block that did not run, as with LayerDrop, everything but the width is NaN.
     """
 
     width: int
@@ -34,7 +33,7 @@ class BlockStatistics:
     gamma_read: float  # of the part that is read: the same over the channels of y
     branch: float  # ‖y_l - y_{l-1}‖ / ‖y_{l-1}‖
     correlation: float  # of z_l with z_0 over the channels of each token, averaged
-    gradient: float = math.nan  # ‖∂loss/∂y_l‖; not a number where no gradient was computed
+    gradient: float = math.nan  # ‖∂loss/∂y_l‖; NaN if no gradient was computed
 
 
 _NAMES = [field.name for field in fields(BlockStatistics)]
@@ -66,8 +65,8 @@ class StreamMeasurement:
 def summarize(blocks: Sequence[BlockStatistics]) -> dict[str, float]:
     """Mean, minimum and last value over the blocks of both γ; the last correlation; the ratio of the gradients.
 
-    Of the blocks that have run. The gradients are norms over the channels that each block reads, of which a StepsNet's
-    first has fewer than its last.
+    Only blocks that have run count. The gradients are norms over the channels that each block reads; in a StepsNet, the
+    first block reads fewer than the last.
     """
     blocks = [block for block in blocks if not math.isnan(block.gamma)] or blocks
     totals: dict[str, float] = {}
@@ -83,10 +82,10 @@ def summarize(blocks: Sequence[BlockStatistics]) -> dict[str, float]:
 
 
 def as_line(blocks: Sequence[BlockStatistics], at: At) -> dict[str, Any]:
-    """A line of kind "stream" for ``metrics.jsonl``, to five digits; what is not a number is None.
+    """A line of kind "stream" for ``metrics.jsonl``, to five digits; numbers that are not finite are None.
 
-    The totals of :func:`summarize` begin with the split of the batch: ``val_mean_gamma`` at an epoch's end,
-    ``train_mean_gamma`` in an update. Epoch and step are the caller's to add.
+    The names of the totals of :func:`summarize` begin with the split of the batch: ``val_mean_gamma`` at an epoch's
+    end, ``train_mean_gamma`` in an update. The caller adds epoch and step.
     """
     per_block = {name: [_plain(getattr(block, name)) for block in blocks] for name in _NAMES}
     totals = {f"{_SPLIT[at]}_{name}": _plain(value) for name, value in summarize(blocks).items()}

@@ -43,16 +43,16 @@ ATTENTION = (
 
 @dataclass(frozen=True)
 class Complexity:
-    blocks: int | None  # residual ones; None where they cannot be told
+    blocks: int | None  # residual ones; None if their number is not certain
     layers: int
     params: int
     macs: int  # of one forward pass of one sample
 
 
 def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 224)) -> Complexity:
-    """Count a model on any device, the meta device included; nothing is computed and nothing changed.
+    """Count a model on any device, including the meta device; nothing is computed and nothing changed.
 
-    Blocks of a model of the user's own, which has no timm's groups, are those of its sequence.
+    In a user's own model, which does not have timm's groups, the blocks are those of its sequence.
     """
     own = 0 if hasattr(model, "group_matcher") else len(blocks_of(model))
     return Complexity(
@@ -64,24 +64,24 @@ def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 22
 
 
 def count_language_model(model: Any, context: int) -> Complexity:
-    """The paper's counts: 5 layers per block and the head, tied weights once. MACs are those of one token.
+    """The paper's counts: 5 layers per block, plus the head; tied weights once. MACs are those of one token.
 
-    Of another model of transformers layers and MACs are counted as of any model.
+    For another transformers model, layers and MACs are counted as for any model.
 
     Args:
-        context: tokens that attention looks at. Its two products take 2·context·C in a layer of width C, as in
-            Eq. (3); what a causal mask hides is counted too.
+        context: the number of tokens that attention looks at. Its two products take 2·context·C in a layer of width C,
+            as in Eq. (3); what a causal mask hides is counted too.
 
     Raises:
-        UserError: a model that does not run without data.
+        UserError: the model does not run without data.
     """
     params = sum(parameter.numel() for parameter in model.parameters())
     is_of_the_paper = model.config.model_type == "steps_transformer"
     blocks = len(blocks_of(model))
-    if not is_of_the_paper or model.config.residual != "plain":  # with the products of the design
+    if not is_of_the_paper or model.config.residual != "plain":  # includes the products of the design
         macs = _macs_of_sequence(model, context) // context
     else:
-        # those behind num_hidden_layers are kept, and do not run
+        # layers beyond num_hidden_layers are kept, but do not run
         waiting = {part for layer in model.base_model.layers[blocks:] for part in layer.modules()}
         linear = sum(
             module.weight.numel()
@@ -93,12 +93,12 @@ def count_language_model(model: Any, context: int) -> Complexity:
 
 
 def _macs_of_sequence(model: Any, tokens: int) -> int:
-    from ..models.stepify.of_transformers import token_example  # brings transformers, which other models do without
+    from ..models.stepify.of_transformers import token_example  # imports transformers, which other models do without
 
     try:
         return token_example(model, tokens).macs(model)
     except OF_MODULES as error:
-        try:  # OPT, BLOOM and GPT make a mask of their own from one per token, and without data from none
+        try:  # OPT, BLOOM and GPT expect a mask of one entry per token, and look at no data if given none
             return token_example(model, tokens, whole_mask=False).macs(model)
         except OF_MODULES:
             raise UserError(
@@ -107,7 +107,7 @@ def _macs_of_sequence(model: Any, tokens: int) -> int:
 
 
 def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)) -> Complexity:
-    """A whole detector on one image, by :func:`detector_macs`; blocks are the backbone's."""
+    """Count a whole detector on one image, with MACs by :func:`detector_macs`; blocks are the backbone's."""
     return Complexity(
         blocks=_count_blocks(model),
         layers=count_layers(model),
@@ -120,7 +120,7 @@ def detector_macs(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280))
     """Multiply-accumulates of a detector's parts for one image, by the conventions of the published numbers.
 
     Those come from mmdetection's counter: backbone, FPN and the RPN's head on the image, each stage's box head
-    on 1,000 boxes and each stage's mask head on 100; what picks, cuts out and merges boxes is not counted.
+    on 1,000 boxes and each stage's mask head on 100; selecting, cropping and merging boxes is not counted.
     """
     pyramid, stages = model.backbone, getattr(model.roi_heads, "stages", [model.roi_heads])
     image = torch.empty(1, *input_size, device="meta")
@@ -149,9 +149,10 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
 
 
 def _count_blocks(model: nn.Module) -> int | None:
-    """Those of the paper's models by their class; of a model of timm's as many as timm itself tells apart.
+    """The number of residual blocks; None if it is not certain.
 
-    Of other kinds of blocks the number is that on which timm's groups and the model's sequences agree.
+    Blocks of the paper's models are found by their class, others in the model's sequences. In a timm model without
+    steps, their number has to be the one that timm's own groups give.
     """
     of_paper = sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules())
     grouped = _grouped_by_timm(model)
@@ -163,7 +164,7 @@ def _count_blocks(model: nn.Module) -> int | None:
 
 
 def _grouped_by_timm(model: nn.Module) -> int | None:
-    """How many blocks have learning rates of their own under timm's layer decay; None where it does not say."""
+    """The number of blocks with learning rates of their own under timm's layer decay; None if timm does not say."""
     matcher = getattr(model, "group_matcher", None)
     groups = matcher(coarse=False) if matcher else None
     patterns = groups.get("blocks") if isinstance(groups, dict) else None  # some models' groups are a function
@@ -177,7 +178,7 @@ def _grouped_by_timm(model: nn.Module) -> int | None:
 
 
 def count_layers(model: nn.Module) -> int:
-    """Convolutions and linear layers, and one for each attention; without the convolutions of shortcuts."""
+    """Count convolutions and linear layers, plus one for each attention; the convolutions of shortcuts do not count."""
     shortcuts = {
         layer
         for block in model.modules()

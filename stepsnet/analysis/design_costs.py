@@ -1,4 +1,4 @@
-"""What the designs of the residual stream, and a StepsNet, cost beside the plain one of about the same compute."""
+"""What the designs of the residual stream and StepsNets cost, beside a plain stream of about the same compute."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["DesignCost", "design_costs", "profile_costs", "stream_traffic"]
 
 @dataclass(frozen=True)
 class DesignCost:
-    """A design in a DeiT of one width, or a DeiT of several widths.
+    """The costs of a design in a DeiT of one width, or of a DeiT of several widths.
 
     Args:
-        blocks: of the model.
-        params, macs: of the whole model, per image; by the convention of :func:`stepsnet.macs.count_forward`
-            products of elements are not in the MACs, and 5 an element of an affine LayerNorm are.
-        traffic: numbers read and written between the branches, per token and block, in units of the stream's
-            width C; with several widths the mean over the blocks. None where a design does not say.
+        blocks: the number of blocks of the model.
+        params, macs: of the whole model, per image. By the convention of :func:`stepsnet.macs.count_forward`, MACs
+            leave out elementwise products and include 5 per element of an affine LayerNorm.
+        traffic: numbers read and written between the branches, per token and block, in units of the stream's width C;
+            with several widths the mean over the blocks. None if the design does not say.
         activations: peak bytes of a forward and backward pass of one image in float32, with nothing recomputed.
     """
 
@@ -45,13 +45,13 @@ class DesignCost:
 def design_costs(
     width: int = 384, blocks: int = 12, num_heads: int = 6, names: Iterable[str] | None = None
 ) -> Iterator[DesignCost]:
-    """Every design with its default options, "plain" first: by default in DeiT-S on 224×224 images.
+    """Yield the costs of every design with its default options, "plain" first; by default in DeiT-S on 224×224 images.
 
     Args:
-        names: of some designs in place of all.
+        names: the designs to include; by default all.
 
     Raises:
-        UserError: an unknown name, or a design that lacks what is shown of it.
+        UserError: an unknown name, or a design whose attributes are missing or invalid.
     """
     for name, design in [(name, design_of(name)) for name in names or DESIGNS]:
         yield DesignCost(
@@ -74,7 +74,7 @@ _PROFILES: tuple[tuple[Profile, str, str], ...] = (
 
 
 def profile_costs() -> Iterator[DesignCost]:
-    """Three steps in each profile of a StepsNet, by the half-compute rule: the compute of DeiT-S."""
+    """Yield the costs of a StepsNet of three steps in each profile, with DeiT-S's compute by the half-compute rule."""
     for profile, title, source in _PROFILES:
         plan = plan_steps(384, 12, 3, profile=profile, head_dim=64)
         yield DesignCost(
@@ -94,8 +94,8 @@ def stream_traffic(
 ) -> float | None:
     """Numbers read and written between the branches, per token and block, in units of the stream's width.
 
-    That of a design at the width of each step, and of what is joined where a wider part of the stream follows. None
-    where the design does not say.
+    These are the design's traffic at the width of each step, and that of joining channels wherever a wider part of the
+    stream follows. None if the design does not say.
     """
     design = design_of(name) or Connection
     chosen, per_block = {**design.options, **(options or {})}, 1 if design.unit != "branch" else 2

@@ -1,4 +1,4 @@
-"""The metrics of a trained network without some of its channels or blocks (Tables 6 and 7), without retraining."""
+"""Metrics of a trained network after removing some of its channels or blocks (Tables 6 and 7), without retraining."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 
 
 class OneStep(UserError):
-    """A model that has no steps to be taken apart, such as a baseline."""
+    """Raised for a model that has no steps to take apart, such as a baseline."""
 
 
 class Reshapes(UserError):
-    """A block whose output has another shape than its input, such as the first one of a stage."""
+    """Raised for a block whose output has another shape than its input, such as the first one of a stage."""
 
 
 @contextmanager
 def masked(model: Any, share: float, path: str) -> Iterator[None]:
-    """Set channels of the input x, (…, C), of every StepsNet of several steps to zero.
+    """Set some channels of the input x, (…, C), of every StepsNet of several steps to zero.
 
     Args:
         share: how many channels, as a share of the slow path's width.
-        path: "slow" masks the first channels, which every block reads; "fast" the last ones, which wait, and are no
-            more than there are.
+        path: "slow" masks the first channels, which every block reads; "fast" masks the last ones, at most all of
+            those that wait.
     """
 
     def mask(x: Tensor, widths: Sequence[int], dim: int) -> Tensor:
@@ -72,12 +72,12 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
 
 @contextmanager
 def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let blocks give what they are given; in a design of the residual stream, let their branches give zero.
+    """Make blocks return their input or, in a design of the residual stream, make their branches return zero.
 
-    Code that was compiled before does not see it: :func:`stepsnet.models.compilation.running_eagerly`.
+    Code that was compiled before does not notice; see :func:`stepsnet.models.compilation.running_eagerly`.
 
     Raises:
-        Reshapes: a block whose output has another shape, when the model runs.
+        Reshapes: when the model runs, if a block's output has another shape than its input.
     """
     with ExitStack() as stack:
         for block in blocks:
@@ -90,7 +90,7 @@ def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def _running(block: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another forward pass of a block, in the place of one that it may have of its own, such as one that recomputes."""
+    """Replace a block's forward pass, which may itself be a replacement, such as one that recomputes."""
     own = block.__dict__.get("forward")
     block.forward = forward
     try:
@@ -104,8 +104,8 @@ def _running(block: Any, forward: Callable[..., Any]) -> Iterator[None]:
 def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dict[str, Any]]:
     """Table 6: the metrics with 0, 1/6, …, 5/6 of the slow path's channels masked, at either end of x.
 
-    A row for each number of channels, which end where all that wait are masked; in a hierarchical model with a number
-    for each stage of several steps, such as "8, 16".
+    There is one row per number of channels, up to where all that wait are masked; in a hierarchical model, a row gives
+    a number for each stage of several steps, such as "8, 16".
 
     Raises:
         OneStep: the model has a single step.
@@ -132,9 +132,9 @@ def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dic
 def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     """Table 7: the metrics without the last blocks of each step in turn.
 
-    So many blocks are dropped that they have about as many parameters as the widest step's last block: 4, 2 and 1
-    for three widths √2 apart. In a hierarchical model each stage has its own steps. A step with fewer blocks than that
-    is dropped as a whole, and its row says so.
+    The dropped blocks of a step have about as many parameters as the largest block: these are 4, 2 and 1 blocks for
+    three widths √2 apart. In a hierarchical model, each stage has its own steps and its own largest block. A step with
+    too few blocks for that is dropped as a whole, and its row says so.
 
     Raises:
         OneStep: the model has a single step.
@@ -162,9 +162,9 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
 
 
 def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
-    """The metrics without each single block in turn, for any residual model; beyond Table 7.
+    """The metrics without each single block in turn, for any residual model; this goes beyond Table 7.
 
-    A block that changes the width or the resolution has no metrics, since nothing can stand in its place.
+    A block that changes the width or the resolution has no metrics, since nothing can take its place.
     """
     blocks, widths = blocks_of(model), widths_of(model)
     rows = []
@@ -177,7 +177,7 @@ def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
 
 
 def _without(blocks: Sequence[nn.Module], model: nn.Module, evaluate: Evaluate) -> dict[str, float]:
-    with running_eagerly(model), dropped(blocks):  # compiled code would not see that they are
+    with running_eagerly(model), dropped(blocks):  # compiled code would not notice that they are dropped
         return evaluate(model)
 
 
@@ -187,7 +187,7 @@ def _masked_channels(widths: Sequence[int], share: float, path: str) -> int:
 
 
 def _give_input(block: nn.Module, arguments: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """A hook: the block's input in the place of its output, and of several outputs the others as they are."""
+    """A hook that replaces the block's output by its input; of several outputs, only the first."""
     x = arguments[0] if arguments else next(iter(kwargs.values()))
     y, *others = output if isinstance(output, tuple) else (output,)
     if x.shape != y.shape:
@@ -203,13 +203,13 @@ def _check_in_steps(model: nn.Module) -> None:
 
 
 def _stages(model: nn.Module) -> dict[int, tuple[int, int]]:
-    """(first, last + 1): the indices of the blocks of each stage that has several steps, by the stage's number."""
+    """The indices (first, last + 1) of the blocks of each stage of several steps, by the stage's number."""
     sequences = step_sequences(model)
     if not sequences:
         return {1: (0, len(blocks_of(model)))}
     found, start = {}, 0
     for stage, sequence in enumerate(sequences, 1):
         if len(sequence.widths) > 1:
-            found[stage] = (start + sequence.lead, start + len(sequence))  # what leads changes the shape
+            found[stage] = (start + sequence.lead, start + len(sequence))  # leading blocks change the shape
         start += len(sequence)
     return found

@@ -54,9 +54,9 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The sum in bytes: the peak where gradients are accumulated, and else at most that.
+        """The sum in bytes: the peak if gradients are accumulated, and otherwise an upper bound of it.
 
-        In the first backward pass of an update, gradients come while activations go.
+        In the first backward pass of an update, gradients arrive while activations are freed.
         """
         return sum(getattr(self, field.name) for field in fields(self))
 
@@ -74,15 +74,15 @@ def activation_bytes(
 ) -> int:
     """Peak bytes of a forward and backward pass beyond the inputs, weights, buffers and kept gradients.
 
-    Shape: the model takes (``micro_batch``, *``input_size``) and returns one tensor, or a tuple of them. Attention
-    is counted as the fused kernel that never holds the N×N scores, and autocast by its list for CPUs, which differs
-    from that for GPUs in a few small operations.
+    Shape: the model takes (``micro_batch``, *``input_size``) and returns one tensor, or a tuple of them. Attention is
+    counted as the fused kernel that never holds the N×N scores, and autocast by its list for CPUs, which differs from
+    the one for GPUs in a few small operations.
 
     Args:
-        model: on any device, the meta device included; it is not changed.
+        model: on any device, including the meta device; it is not changed.
         input_size: the shape of one sample, such as (3, 224, 224).
         micro_batch: samples per forward pass on one device.
-        grad_checkpointing: the share of the blocks, the first ones, that the backward pass recomputes.
+        grad_checkpointing: the share of the blocks, from the first on, that the backward pass recomputes.
         amp_dtype: the dtype of the forward pass under autocast: float32, bfloat16 or float16.
 
     Raises:
@@ -103,7 +103,7 @@ def activation_bytes(
 
 
 def sum_of_outputs(output: Any) -> Tensor:
-    """A loss where a model has none: the sum of its outputs; of a mapping, such as transformers', its first entry."""
+    """A loss for a model without one: the sum of its outputs or, if it returns a mapping, of the first entry."""
     output = next(iter(output.values())) if isinstance(output, Mapping) else output
     outputs = output if isinstance(output, (tuple, list)) else (output,)
     return torch.stack([one.float().sum() for one in outputs]).sum()
@@ -116,15 +116,15 @@ def peak_bytes(
     recompute: Callable[[nn.Module], None],
     amp_dtype: str = "float32",
 ) -> int:
-    """Peak bytes of ``loss(model, batch)`` and its backward pass, beyond what :func:`activation_bytes` leaves out too.
+    """Peak bytes of ``loss(model, batch)`` and its backward pass, without what :func:`activation_bytes` leaves out.
 
     Args:
         model: on any device; it is not changed.
         batch: tensors on any device, or tuples, lists and dictionaries of them; their values are not read.
-        recompute: is given a copy of the model, and marks what the backward pass recomputes.
+        recompute: called with a copy of the model, in which it marks what the backward pass recomputes.
 
     Raises:
-        Exception: whatever torch raises for a loss whose course depends on values, such as a detector's.
+        Exception: whatever torch raises for a loss whose control flow depends on values, such as a detector's.
     """
     with silenced("torch._subclasses.fake_tensor"), FakeTensorMode():
         model, batch = _fake_copy(model), tree_map_only(Tensor, _fake, batch)
@@ -145,16 +145,16 @@ def states_memory(
 ) -> Memory:
     """Bytes of weights, gradients, optimizer states and averages in float32, whatever autocast does.
 
-    Frozen weights have neither gradients nor states. Not included: buffers, a few kB, the device's context, cached
+    Frozen weights have neither gradients nor states. Not included: buffers (a few kB), the device's context, cached
     memory that its allocator cannot reuse, and workspaces of kernels.
 
     Args:
         optimizer_states: numbers that the optimizer keeps for each parameter: 2 for AdamW and LAMB, 1 for SGD with
             momentum.
-        average: an exponential moving average of the weights is kept.
+        average: whether an exponential moving average of the weights is kept.
         shards: the number of devices that FSDP shards over. DDP, whose gradients are views of its buckets, takes as
             much on each of several devices as on one.
-        activations: what :func:`peak_bytes` gives.
+        activations: what :func:`peak_bytes` returns.
     """
     weights, trained = _bytes(model.parameters()), _bytes(p for p in model.parameters() if p.requires_grad)
     blocks = [_bytes(block.parameters()) for block in blocks_of(model)]
@@ -175,15 +175,15 @@ def plan_memory(
     grad_checkpointing: float = 0.0,
     amp_dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Bytes per device under DDP, and with ``shard`` under FSDP too, for a timm model's own input size and AdamW.
+    """Bytes per device under DDP, and with ``shard`` also under FSDP, for a timm model's own input size and AdamW.
 
     Args:
         name: a timm or StepsNet model.
         batch_size: samples per update, over all devices and accumulated parts.
 
     Raises:
-        UserError: as :func:`activation_bytes`; a name that timm does not know; a batch that devices ×
-            accumulation_steps do not divide.
+        UserError: as :func:`activation_bytes`; a name that timm does not know; a batch that is not a multiple of
+            devices × accumulation_steps.
     """
     _check(batch_size=batch_size, devices=devices, accumulation_steps=accumulation_steps)
     parts = devices * accumulation_steps
@@ -226,7 +226,7 @@ def render_memory(plan: dict[str, Any]) -> str:
 
 
 def readable_bytes(size: int) -> str:
-    """``1.25 GiB``, or ``12.3 MiB`` of what is less."""
+    """A size such as ``1.25 GiB`` or, below 1 GiB, ``12.3 MiB``."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
@@ -237,7 +237,7 @@ def _check(**numbers: int) -> None:
 
 
 def _fake(tensor: Tensor) -> Tensor:
-    """The tensor without its values, where fake tensors are made."""
+    """A tensor of the same shape and dtype, without the values; in FakeTensorMode it is fake."""
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 

@@ -1,8 +1,8 @@
-"""What the residual stream carries after each block: the share of the input, of the block's branch, and the gradient.
+"""What the residual stream carries after each block: the shares of the input and the block's branch, and the gradient.
 
-Sec. 3.1 of the paper defines the shortcut ratio γ_l = σ_0/σ_l. It is measured twice: on the whole stream, which
-Fig. 2 seems to draw, and on the channels that the block reads, which Eq. (2) is about (block_statistics.py). This is
-the only measurement of γ: at the ends of epochs, in updates, and by ``stepsnet analyze``. It works for any residual
+Sec. 3.1 of the paper defines the shortcut ratio γ_l = σ_0/σ_l. It is measured twice: on the whole stream, which Fig. 2
+seems to draw, and on the channels that the block reads, which Eq. (2) is about (block_statistics.py). All measurements
+of γ are made here: those at the ends of epochs, in updates, and by ``stepsnet analyze``. This works for any residual
 model whose blocks run in sequence.
 """
 
@@ -28,26 +28,26 @@ __all__ = ["NoStream", "measure_stream", "observe_stream", "stream_line", "strea
 def measure_stream(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[BlockStatistics]:
     """Run ``loss(model)`` forward and backward, and take the statistics of every block on the way.
 
-    Compiled blocks run eagerly here, since compiled code may leave hooks out. A model whose weights need no gradient
-    is run forward only, and its gradients are not a number. In a model without a StepsNet the channels of images,
-    series and videos are dimension 1 or the last, as :func:`stepsnet.register_block` was told for the block's class, or
-    as the sizes of the block's norms and biases say; where these leave it open, dimension 1 for blocks with
-    convolutions or batch norms, in series and videos for those that begin with one.
+    Compiled blocks run eagerly here, since compiled code may leave out hooks. A model whose weights need no gradient is
+    run forward only, and its gradients are NaN. In a model without a StepsNet, the channels of images, series and
+    videos are dimension 1 or the last, as :func:`stepsnet.register_block` was told for the block's class, or as the
+    sizes of the block's norms and biases say. If these leave it open, they are dimension 1 for blocks with convolutions
+    or batch norms; in series and videos, only for those that begin with one.
 
     Args:
-        model: in the mode that the caller has set; the mode and the running statistics of norms are kept, and the
+        model: in the mode that the caller has set. The mode and the running statistics of norms are kept, and the
             gradients are cleared.
-        loss: a function of the model, on a batch of real data, that returns a scalar. Where it calls the model several
-            times, the first time counts.
+        loss: a function that runs the model on a batch of real data and returns a scalar. If it calls the model several
+            times, the first call counts.
 
     Returns:
-        One entry per block, in the order of execution; its numbers are not numbers where the block did not run, as
-        with LayerDrop. Each stage of a hierarchical model starts from its own z_0. Sequences of torch's own layers,
-        and those whose members do not run one after another, such as heads, are left out.
+        One entry per block, in the order of execution. If a block did not run, as with LayerDrop, everything but its
+        width is NaN. Each stage of a hierarchical model starts from its own z_0. Sequences of torch's own layers, and
+        those whose members do not run one after another, such as heads, are left out.
 
     Raises:
-        UserError: the model has no sequence of blocks, does not call them, or adds what goes into them to what comes
-            out of them; or the loss is no number.
+        UserError: the model has no sequence of blocks, does not call them, or adds their input to their output itself;
+            or the loss is not a single number.
     """
     if not callable(loss):
         raise UserError(f"loss: got {type(loss).__name__}, expected a function of the model that returns one number")
@@ -59,23 +59,23 @@ def measure_stream(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> lis
                 raise UserError(f"loss: got {got}, expected a function of the model that returns one number")
             if value.requires_grad:
                 value.backward()
-    finally:  # a training that goes on must not add its own gradients to these
+    finally:  # if training goes on, it must not add its own gradients to these
         model.zero_grad(set_to_none=True)
     return blocks
 
 
 @contextmanager
 def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[BlockStatistics]]:
-    """Take the statistics while something else runs the model forward and backward, such as an update in training.
+    """Take the statistics while something else runs the model forward and backward, such as a training update.
 
     Args:
         loss_scale: what the loss is multiplied by before the backward pass; gradients are divided by it.
 
     Yields:
-        A list that holds one entry per block when the context ends, of the first pass within it.
+        A list that, when the context ends, holds one entry per block, from the first pass within the context.
 
     Raises:
-        NoStream: the model has no sequence of blocks; and at the end, where what has run is no stream.
+        NoStream: the model has no sequence of blocks; or, at the end, what has run is not a stream.
     """
     blocks = _blocks_by_path(model)
     observer = StreamObserver(type(model).__name__, blocks, _containers(model, blocks), widths_of(model), loss_scale)
@@ -85,7 +85,7 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
         for sequence in step_sequences(model):
             if not sequence.lead:
                 stack.enter_context(sequence.stream_hook(observer.before_sequence))
-            else:  # the stream begins behind a block, which is observed
+            else:  # the stream begins after a block, which is observed
                 last = list(sequence)[sequence.lead - 1]
                 observer.scales_behind[modules.index(module_of(last))] = sequence.stream_scale
         if is_transformer_in_steps(model) and not hasattr(modules[0], "read_width"):
@@ -103,10 +103,10 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
 
 
 def _blocks_by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Without layers of torch by themselves, such as several embeddings or heads, where there are other blocks.
+    """The blocks by their paths, without bare torch layers, such as several embeddings or heads, if there are others.
 
     Raises:
-        NoStream: there is none.
+        NoStream: there are no blocks.
     """
     paths = {module: path for path, module in model.named_modules()}
     blocks = blocks_of(model)
@@ -117,7 +117,7 @@ def _blocks_by_path(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _containers(model: nn.Module, blocks: Iterable[str]) -> list[str]:
-    """What each block is in: a StepsNet, or the module that holds it."""
+    """The path of what each block is in: a StepsNet, or else the module that holds it."""
     paths = {module: path for path, module in model.named_modules()}
     steps = [f"{path}.".removeprefix(".") for path in map(paths.get, step_sequences(model))]
     return [next((one for one in steps if path.startswith(one)), path.rpartition(".")[0]) for path in blocks]
@@ -125,13 +125,13 @@ def _containers(model: nn.Module, blocks: Iterable[str]) -> list[str]:
 
 @contextmanager
 def stream_line(model: nn.Module, loss_scale: float) -> Iterator[dict[str, Any]]:
-    """:func:`observe_stream` in an update in training, as a line for ``metrics.jsonl``.
+    """:func:`observe_stream` in a training update, as a line for ``metrics.jsonl``.
 
     A compiled model runs eagerly here, as in :func:`measure_stream`.
 
     Yields:
-        A dictionary that is filled when the context ends; in a model without a stream, which trains all the same,
-        with ``refused`` alone, the reason.
+        A dictionary that is filled when the context ends. For a model without a stream, which trains all the same, it
+        only has ``refused``, the reason.
     """
     line: dict[str, Any] = {}
     try:

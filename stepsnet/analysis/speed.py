@@ -1,6 +1,6 @@
 """Speed and memory of several models (Fig. 6).
 
-The timings of the models are interleaved, so that a load from elsewhere on the machine slows all of them alike.
+The timings of the models are interleaved, so that other load on the machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Measured:
-    """A model to be measured, and the shape of one sample: (C, H, W) of an image, (N,) of tokens."""
+    """A model to measure, and the shape of one sample: (C, H, W) for an image, (N,) for tokens."""
 
     name: str
     model: nn.Module
     shape: Shape
     vocabulary: int | None = None  # of the tokens; None for images
-    optimized: nn.Module | None = None  # what is measured of it in inference, where that is another module
+    optimized: nn.Module | None = None  # what is measured in inference, if that is another module
 
     def module_for(self, training: bool) -> nn.Module:
         return self.model if training or self.optimized is None else self.optimized
@@ -52,13 +52,13 @@ def measure_speed(
     train: bool = True,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each model in every round: ``inference`` and ``training`` of a batch, ``latency`` of one sample.
+    """Seconds per model in every round: ``inference`` and ``training`` of a batch, ``latency`` of one sample.
 
-    Each round visits all models, and starts with another one than the round before. A training update is the forward
+    Each round visits all models, starting with a different one than the round before. A training update is the forward
     and backward pass and AdamW's step. Two rounds of warm-up come first and are not recorded.
 
     Raises:
-        UserError: an unknown ``amp_dtype``, or a batch that does not fit.
+        UserError: an unknown ``amp_dtype``, or a batch that does not fit in memory.
     """
     check_amp_dtype(amp_dtype)
     timed: dict[str, dict[str, _Inference]] = {}
@@ -90,7 +90,7 @@ def measure_memory(
     """Peak bytes of inference and of a training update at two batch sizes, and the change per sample between them.
 
     The change per sample is what the paper reports (Fig. 6d, from 32 to 64): weights and optimizer states cancel.
-    The peak is that of the call, less what was held before it: other models may be on the device.
+    The peak is that of the call, minus what was held before it, since other models may be on the device.
 
     Raises:
         UserError: batch sizes that do not increase, or a batch predicted not to fit.
@@ -127,7 +127,7 @@ def measure_memory(
 
 
 def measured_peak(function: Callable[[], None], device: torch.device) -> int:
-    """The most bytes of tensors during a call, beyond those that were held before, as the device's allocator has it.
+    """The peak of a call in bytes of tensors, beyond what was held before, according to the device's allocator.
 
     Raises:
         UserError: a device that is neither CUDA nor the CPU.
@@ -162,7 +162,7 @@ def _sample(measured: Measured, size: int, device: torch.device) -> Tensor:
 
 
 class _Inference:
-    """Forward passes of one batch."""
+    """Forward passes on one batch."""
 
     training = False
 
@@ -190,7 +190,7 @@ class _Training(_Inference):
             if is_of_transformers(self.model):
                 loss = self.model(self.x, labels=self.x).loss
             else:
-                found = self.model(self.x)  # (B, classes), of a segmenter two of (B, classes, H, W)
+                found = self.model(self.x)  # (B, classes); two of (B, classes, H, W) for a segmenter
                 outputs = found if isinstance(found, tuple) else (found,)
                 loss = torch.stack([_cross_entropy(logits) for logits in outputs]).sum()
         loss.backward()

@@ -22,15 +22,17 @@ from .memory import peak_bytes, sum_of_outputs
 
 __all__ = ["StepifyReport", "Stream", "describe_stepify"]
 
-_SAMPLES = 32  # of an example at most, where a stream is measured
-_RANDOM = 4  # samples, so that batch norms have statistics
-SMALL = 0.1  # blocks that are trained add about 1, whatever an untrained one does
+_SAMPLES = 32  # the most samples of an example that a stream is measured on
+_RANDOM = 4  # random samples in its place, enough for the statistics of batch norms
+SMALL = 0.1  # trained blocks add about 1, whatever untrained ones add
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one sample, or of a whole example that cannot be taken apart; activations are the peak bytes of its forward
-    and backward pass in float32, None where their course depends on values."""
+    """What a model costs for one sample, or for a whole example that cannot be split into samples.
+
+    ``activation_bytes`` is the peak of a forward and backward pass in float32; None if these cannot run without values.
+    """
 
     blocks: int
     layers: int
@@ -41,7 +43,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Stage:
-    """A container and what takes its place."""
+    """A container of blocks and the steps that take its place."""
 
     path: str
     block: str
@@ -57,9 +59,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stream:
-    """Standard deviations over channels where a stream begins, untrained, on the example or on random inputs.
+    """Standard deviations over channels at the start of an untrained stream, on the example or on random inputs.
 
-    ``sigma`` is that of what enters the stream, behind its ``stream_scale``, ``branch`` that of what the first block
+    ``sigma`` is that of what enters the stream, after its ``stream_scale``, and ``branch`` that of what the first block
     adds.
     """
 
@@ -75,7 +77,7 @@ class Stream:
 
     @property
     def suggested_scale(self) -> float | None:
-        """A ``stream_scale`` that brings sigma to 1, where the stream is small."""
+        """A ``stream_scale`` that brings sigma to 1, if the stream is small and its blocks run only once."""
         is_asked = self.is_small and self.sigma > 0 and self.passes == 1
         return float(f"{self.stream_scale / self.sigma:.2g}") if is_asked else None
 
@@ -84,8 +86,9 @@ class Stream:
 class StepifyReport:
     """Printed, it is a table; ``as_dict`` is for JSON.
 
-    ``notes`` say what the table's costs are of where it is not one sample, and why a stream was not measured;
-    ``stages_in_steps`` are numbered where the model has others too.
+    ``notes`` name the design if there is one, and say what the costs are of if that is not one sample, and why a stream
+    was not measured. ``stages_in_steps`` are the numbers of the stages in steps if the model has other stages too, else
+    None.
     """
 
     model: str
@@ -140,11 +143,11 @@ def _readable(field: str, value: int) -> str:
 
 
 def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> StepifyReport:
-    """What :func:`stepsnet.stepify` makes of a model with the same arguments, before anything is trained.
+    """Describe what :func:`stepsnet.stepify` makes of a model with the same arguments, before anything is trained.
 
-    Random weights are those of seed 0; torch's own generators are left as they are. The stream is that of the
-    ``example``, where it has values: not of one that is meta, constant or not finite, which stands for its shape alone.
-    With a design it is that of the same steps without it.
+    Random weights are drawn with seed 0, and torch's own generators are left as they are. The stream is measured on the
+    ``example`` if it has values; one that is meta, constant or not finite only stands for its shape. With a design, the
+    stream is that of the same steps without it.
 
     Raises:
         UserError: as stepify.
@@ -181,13 +184,13 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
 
 
 def _rows(example: Example) -> int:
-    """Of the first tensor that a model is called with: more than one where they are no samples."""
+    """The length of the first tensor that a model is called with; more than 1 if its rows are not samples."""
     values = (*example.args, *(example.kwargs or {}).values())
     return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
 
 
 def _count_blocks(plain: nn.Module, stepped: nn.Module) -> int:
-    """The blocks of the containers that stepify finds: like modules elsewhere, such as heads, are none."""
+    """The number of blocks in the containers that stepify finds; similar modules elsewhere, such as heads, are none."""
     if is_of_transformers(plain):
         return len(blocks_of(plain))
     before, paths = dict(plain.named_modules()), {module: path for path, module in stepped.named_modules()}
@@ -205,7 +208,7 @@ def _cost(model: nn.Module, example: Example, blocks: int) -> Cost:
 
 
 def _activation_bytes(model: nn.Module, example: Example) -> int | None:
-    """With running statistics in norms where there is one value per channel, of which none can be taken."""
+    """The peak bytes, or None. Batch norms use running statistics if there is only one value per channel."""
     call = (example.args, example.kwargs or {})
     for prepare in (lambda model: None, lambda model: _set_batch_norms(model, training=False)):
         try:
@@ -243,7 +246,7 @@ def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
 
 @torch.no_grad()
 def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
-    """Runs the model, which is thrown away afterwards, on the example or on random samples."""
+    """Measure the streams on the example or on random samples, in a model that is discarded afterwards."""
     device = next(model.parameters()).device
     if device.type == "meta":
         return ()
@@ -272,7 +275,7 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
             stack.callback(block.register_forward_hook(note(path, dim, scale)).remove)
         try:
             model(*args, **kwargs)
-        except ValueError:  # one value per channel, as of one row
+        except ValueError:  # one value per channel, as with one row
             found.clear()
             _set_batch_norms(model, training=False)
             model(*args, **kwargs)
@@ -280,7 +283,7 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
 
 
 def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int, float]]:
-    """The first block of each stream of several steps by the path of its container, with its dim and stream_scale."""
+    """The first block of each stream of several steps, with its dim and stream_scale, by the path of its container."""
     if is_transformer_in_steps(model):
         first: Any = blocks_of(model)[0]
         return {"": (first, -1, getattr(first, "stream_scale", 1.0))}
@@ -290,7 +293,7 @@ def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int, float]]:
 
 
 def _batch(model: Any, example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the stream is measured on: the example that was given, of samples the first ones, or random numbers."""
+    """What the stream is measured on: the given example (its first samples, if it has several) or random numbers."""
     args, kwargs = example.given or (example.args, example.kwargs or {})
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     numbers = [value for value in tensors if value.is_floating_point()]
@@ -320,7 +323,7 @@ def _batch(model: Any, example: Example) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def _has_values(value: Tensor) -> bool:
-    """Whether a tensor of numbers holds real data: zeros, ones and what torch.empty finds stand for a shape."""
+    """Whether a tensor of numbers holds real data; zeros, ones and what torch.empty finds only stand for a shape."""
     if value.is_meta or not value.numel():
         return False
     return bool(value.isfinite().all()) and bool((value != value.flatten()[0]).any())

@@ -1,4 +1,4 @@
-"""Puts the residual stream together from what hooks on the blocks of a model see, and takes its statistics."""
+"""Reconstructs the residual stream from what hooks on a model's blocks see, and takes its statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["NoStream", "StreamObserver"]
 
 
 class NoStream(UserError):
-    """What a model does with its blocks is no residual stream."""
+    """Raised if what a model does with its blocks is not a residual stream."""
 
 
 @dataclass
@@ -31,10 +31,10 @@ class _Run:
 
     x: Tensor
     y: Tensor
-    version: int  # of x behind the block
+    version: int  # of x after the block
 
     def is_added(self, x: Tensor) -> bool:
-        """Whether ``x``, which goes into the next block, is the sum of both: the model adds them, and not the block."""
+        """Whether ``x``, which goes into the next block, is the sum of both: the model adds them, not the block."""
         if x is self.y:
             return False
         if x is self.x:
@@ -51,10 +51,10 @@ class StreamObserver:
     Its numbers stay on the device until :meth:`statistics` reads them.
 
     Args:
-        name: of the model's class.
-        blocks: by their paths, in the order of the model's modules.
-        containers: what each block is in, by a name.
-        widths: of the blocks of a model in steps; empty for one without, whose containers may be no streams.
+        name: the name of the model's class.
+        blocks: the blocks by their paths, in the order of the model's modules.
+        containers: the name of what each block is in.
+        widths: the widths of the blocks if the model is in steps; else empty, and the containers may not be streams.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class StreamObserver:
         self.dim = -1  # of the channels
         self.input: Tensor | None = None  # z_0: (…, C)
         self.stream: Tensor | None = None  # z_{l-1}: (…, C)
-        self.is_over = False  # the first pass is
+        self.is_over = False  # whether the first pass is
         self.widths: dict[int, int] = {}  # by the index of the block, in the order of execution
         self.numbers: dict[int, Tensor] = {}  # (4,): gamma, gamma_read, branch, correlation
         self.gradients: dict[int, Tensor] = {}
-        self.unread: dict[int, str] = {}  # what of a block's call is no stream
-        self.scales_behind: dict[int, float] = {}  # of streams that begin behind a block, by its index
+        self.unread: dict[int, str] = {}  # why the call of a block, by its index, is not that of a stream
+        self.scales_behind: dict[int, float] = {}  # of streams that begin after a block, by its index
         self.added: int | None = None  # a block whose input the model adds to its output
         self.written: list[int] = []  # blocks that change their input
-        self._versions: dict[int, dict[int, int]] = {}  # by the index of a block, those of the tensors that it gets
+        self._versions: dict[int, dict[int, int]] = {}  # of the tensors that a block gets, by its index
         self._started_in = ""  # the container of the block that the stream began with
         self._latest: tuple[int, _Run] | None = None
-        self._last_of: dict[str, _Run] = {}  # of each container
+        self._last_of: dict[str, _Run] = {}  # the last in each container
         self._chained: set[str] = set()  # containers in which what comes out of a block goes into the next one
-        self._beside: set[str] = set()  # containers of which two blocks get the same
+        self._beside: set[str] = set()  # containers in which two blocks get the same input
 
     def start_stream(self, z: Tensor, dim: int) -> None:
         self.input = self.stream = z.detach()
@@ -110,9 +110,9 @@ class StreamObserver:
         if self.is_over or index in self.numbers:  # a second pass, or a recomputation
             return
         of_stream: Callable[[Tensor], Tensor] = _as_it_is
-        if isinstance(block, ConnectedBlock):  # its stream is several tensors, or one of several streams
+        if isinstance(block, ConnectedBlock):  # its state is several tensors, or one tensor of several streams
             y = output[-1] if isinstance(output, tuple) else output  # what the gradient is taken of
-            with torch.no_grad():  # detached all the same: the sum of one stream is that tensor, with its graph
+            with torch.no_grad():  # still detached: the sum of one stream is that tensor, with its graph
                 before, after = block.wiring.as_sum(arguments[0]).detach(), block.wiring.as_sum(output).detach()
             of_stream = block.wiring.gradient_of_stream
         else:
@@ -126,7 +126,7 @@ class StreamObserver:
             if not self.known_widths:
                 self._note(index, x, y)
             before, after = x.detach(), y.detach()
-        if (width := getattr(block, "read_width", None)) is not None:  # a layer of transformers: the whole stream
+        if (width := getattr(block, "read_width", None)) is not None:  # a transformers layer gets the whole stream
             before = before * block.stream_scale  # type: ignore[operator]
             if not self.numbers:
                 self.start_stream(before, -1)
@@ -143,7 +143,7 @@ class StreamObserver:
             y.register_hook(partial(self._keep_gradient_norm, index, of_stream))
 
     def _note(self, index: int, x: Tensor, y: Tensor) -> None:
-        """How the block stands to those before it, in a model whose containers may be no streams of blocks."""
+        """Note how the block relates to those before it, in a model whose containers may not be streams of blocks."""
         container = self.containers[index]
         if self._latest is not None:
             latest, run = self._latest
@@ -151,9 +151,9 @@ class StreamObserver:
                 self.added = latest
             is_new = container not in self._last_of and self.containers[latest] != container
             if is_new and not _same_memory(x, run.y):
-                self.stream = None  # that of a decoder behind an encoder, say
+                self.stream = None  # a new one begins, such as a decoder's after an encoder's
             if self._started_in != container and not self._is_stream(self._started_in):
-                self.stream = None  # what embeddings gave, say, is no stream that this one could be on
+                self.stream = None  # what embeddings returned, say, is not a stream that this block continues
         if (last := self._last_of.get(container)) is not None:
             if x is last.x and x is not last.y and _version(x) == last.version:
                 self._beside.add(container)
@@ -163,7 +163,7 @@ class StreamObserver:
         self._latest = index, run
 
     def _is_stream(self, container: str) -> bool:
-        """Whether its blocks run one after another, as far as is known; heads and embeddings do not."""
+        """Whether a container's blocks run one after another, as far as is known; heads and embeddings do not."""
         if self.known_widths:
             return True
         ran = sum(self.containers[index] == container for index in self.numbers)
@@ -188,20 +188,20 @@ class StreamObserver:
         self.gradients[index] = _norm(of_stream(gradient)) / self.loss_scale
 
     def forget(self) -> None:
-        """What it holds of a pass, whose graph holds its hooks."""
+        """Drop what is kept of a pass, whose graph in turn holds this object's hooks."""
         self._latest = None
         self._last_of.clear()
         self._versions.clear()
 
     def statistics(self) -> list[BlockStatistics]:
-        """One entry per block in the order of execution; what did not run is between those that are beside it.
+        """One entry per block, in the order of execution; blocks that did not run come where the model has them.
 
-        Containers whose blocks do not run one after another are left out where there is another.
+        Containers whose blocks do not run one after another are left out if there are others.
 
         Raises:
-            NoStream: no block has run, or what they are called with or return is no stream; the model adds a block's
-                input to its output, so that what the block returns is not the stream; a block changes its input, of
-                which nothing is left then.
+            NoStream: no block has run, or what blocks are called with or return is not a stream; the model adds a
+                block's input to its output, so that what the block returns is not the stream; a block overwrites its
+                input, so that nothing is left of it.
         """
         if self.added is not None:
             raise NoStream(
@@ -221,7 +221,7 @@ class StreamObserver:
         ran = {self.containers[index] for index in self.numbers}
         keeping = {self.containers[index] for index, numbers in self.numbers.items() if not numbers[2].isnan()}
         kept = {container for container in ran if self._is_stream(container)}
-        if not kept & (keeping or kept):  # several streams beside each other, say, of which more cannot be told
+        if not kept & (keeping or kept):  # several streams side by side, say, about which no more can be told
             kept = ran
         for index in self.written:
             if self.containers[index] in kept:
@@ -245,7 +245,7 @@ class StreamObserver:
         return BlockStatistics(self.widths[index], gamma, gamma_read, branch, correlation, gradient)
 
     def _continues_stream(self, before: Tensor) -> bool:
-        """Whether the block's input belongs to the stream: the same shape, but for fewer channels or as many."""
+        """Whether the block's input belongs to the stream: it has the same shape, with as many channels or fewer."""
         if self.stream is None:
             return False
         ours, theirs = list(self.stream.shape), list(before.shape)
@@ -285,7 +285,7 @@ def _named(value: Any) -> str:
 
 
 def _channels_of(block: nn.Module, y: Tensor) -> int:
-    """The dimension of the channels in what a block returns: 1, or the last one; what is declared for its class."""
+    """The dimension of the channels in what a block returns, 1 or the last, as declared for its class or else found."""
     adapter = adapter_declared_for(block)
     return (adapter and adapter.dim) or channel_dim(block, y.shape)
 
@@ -299,5 +299,5 @@ def _version(x: Tensor) -> int:
 
 
 def _norm(x: Tensor) -> Tensor:
-    """In float32 at least: of half precision the sum of squares overflows soon, or has three digits."""
+    """The norm, in float32 at least: in half precision the sum of squares soon overflows, or has only three digits."""
     return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -4,10 +4,10 @@ r"""AltUp, recycled: Baykal et al., "Alternating Updates for Efficient Transform
     x̃ = Block(x_a), a = block mod n           compute one of them
     x_i ← x̂_i + g_i (x̃ - x̂_a)                correct        g: (n)
 
-The stream's start is copied to all n, and its end is their mean; the paper adds them, which the norm behind makes
-equal. Start (ours): p = I and g = 1, the plain network. Parameters: n² + n a block. MACs a token and block: n² C.
-Traffic a block: 6 inside of it, x and x̃ read, n + 1, and n written; n + 1 for the mean at the end. Memory: n streams,
-and in training a copy of the active one.
+The start of the stream is copied to all n, and its end is their mean; the paper adds them up, which makes no difference
+to the norm that follows. Start (ours): p = I and g = 1, which is the plain network. Parameters: n² + n per block. MACs
+per token and block: n² C. Traffic per block: 6 inside it, x and x̃ read (n + 1), and n written; n + 1 for the mean at
+the end. Memory: n streams, and in training a copy of the active one.
 """
 
 from __future__ import annotations

@@ -3,19 +3,20 @@ r"""Attention Residuals: Kimi Team, arXiv 2603.15031, full and in blocks of laye
     h_l = Σ_i α_{i→l} v_i,   α_{·→l} = softmax_i(w_l · RMSNorm(v_i))        v, h: (B, N, C), w: (C)
 
 Full: v_0 is the start of the stream and v_i = F_i(h_i) the output of layer i; layer l reads v_0 … v_{l-1}. In blocks:
-the layers are cut into at most ``groups`` of one size, the last of which may be smaller (12 layers in 8 groups: 6 of
-2), within which outputs are added up; layer l reads v_0, the sums of the groups before its own, and that of its own
-so far, unless it is the group's first. The end of the stream is read in the same way, with a w of its own. RMSNorm's
-weight would only multiply w, so there is none.
+the layers are divided into at most ``groups`` groups of equal size, the last of which may be smaller (12 layers in 8
+groups: 6 of 2), and outputs are added up within each group; layer l reads v_0, the sums of the groups before its own
+and, unless it is the first of its group, the sum of its own group so far. The end of the stream is read in the same
+way, with a w of its own. RMSNorm has no weight, since it would only multiply w.
 
-Start: w = 0, the mean of all that is read, which is their sum but for a factor. To that a norm in front of a branch
-is blind but for its ε, and so is the one behind the stream: the network starts as the plain one where its stream ends
-in a norm, and is well above that ε. The stream itself is divided by the number of v, also where all branches are
-silent; in a StepsNet its channels are smaller then than those that wait. Parameters: C a branch but the first, and C at
-the end. MACs a token and branch: C for each v that is read, for w_l · v, and as many for the sum, which the count of
-matrix products leaves out. Traffic, but for the first layer and with the end: those v are read, h is written, and 3 for
-a sum in a group. Memory: the v; those of ``groups`` and not of all layers in the second form. In training its sums so
-far are kept too: beside the plain network 17 of (B, N, C) with one group in 8 blocks, and 23 in full.
+Start: w = 0, so that h is the mean of all v that are read, which is their sum up to a factor. A norm in front of a
+branch cancels that factor but for its ε, and so does the norm after the stream: the network starts as the plain one if
+its stream ends in a norm and is well above that norm's ε. The stream itself is divided by the number of v, even if all
+branches are silent; in a StepsNet its channels are then smaller than those that wait. Parameters: C per branch except
+the first, and C at the end. MACs per token and branch: C for each v that is read, for w_l · v, and as many for the sum,
+which the count of matrix products leaves out. Traffic, for all layers but the first, and for the end: these v are read
+and h is written; adding to the sum of a group takes 3. Memory: all v; in the second form those of the groups, not of
+all layers. In training its partial sums are kept too: 17 tensors of (B, N, C) more than in the plain network with one
+group in 8 blocks, and 23 more in full.
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ def _attend(sources: Sources, w: Tensor) -> Tensor:
 
 
 def _logits(V: Sources, w: Tensor) -> Tensor:
-    """w · RMSNorm(v) of each v, (B, N, sources)."""
+    """w · RMSNorm(v) for each v, (B, N, sources)."""
     return torch.stack([_dot(v, precise(w)) * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in V], -1)
 
 
 def _dot(v: Tensor, w: Tensor) -> Tensor:
-    """v @ w; compiled as a sum, so that it is in the kernel that reads v for the rest."""
+    """v @ w; compiled as a sum, so that it is fused into the kernel that reads v anyway."""
     in_a_kernel = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     return (v * w).sum(-1) if in_a_kernel else v @ w
 
@@ -133,10 +134,10 @@ class AttentionResiduals(Connection):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
-        self.query = _Query(place.width) if place.layer > 1 else None  # the first layer has one v to read
+        self.query = _Query(place.width) if place.layer > 1 else None  # the first layer has only one v to read
         size = self.group_size(place.layers, options)
         self.begins_group = (place.layer - 1) % size == 0
-        self.sources = 1 + math.ceil((place.layer - 1) / size)  # that the layer reads
+        self.sources = 1 + math.ceil((place.layer - 1) / size)  # how many the layer reads
 
     def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
         check_sources(len(state), self.sources)
@@ -144,7 +145,7 @@ class AttentionResiduals(Connection):
         if self.query is not None:
             with without_autocast(h):
                 h = self.query(state)
-        v = F(h).to(h.dtype)  # sums of several are taken at the stream's precision
+        v = F(h).to(h.dtype)  # sums within a group are taken at the stream's precision
         return (*state, v) if self.begins_group else (*state[:-1], state[-1] + v)
 
     @classmethod
@@ -154,7 +155,7 @@ class AttentionResiduals(Connection):
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
         size = cls.group_size(layers, options)
-        # the first layer reads the start as it is; the end is read as a layer more would
+        # the first layer reads the start as it is; the end is read as by one more layer
         weighed = [1 + math.ceil((layer - 1) / size) for layer in range(2, layers + 2)]
         added = sum((layer - 1) % size > 0 for layer in range(1, layers + 1))
         return 2 * (sum(weighed) + len(weighed) + 3 * added) / layers

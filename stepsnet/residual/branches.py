@@ -1,4 +1,4 @@
-"""A residual branch of a block by its parts, which designs work on; which blocks have which is in known_blocks.py."""
+"""A residual branch of a block and its parts, which designs work on; known_blocks.py says which blocks have which."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from ..errors import UserError
 __all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "check_in_place", "check_no_replica", "through"]
 
 
-Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
+Projection = tuple[str, int, int]  # path of a linear layer, which part of its output, out of how many equal ones
 _A_PROJECTION = '(path of a layer, part of its output from 0, of how many), such as ("attn.qkv", 0, 3)'
 
 
 @dataclass(frozen=True)
 class BranchParts:
-    """F(x) = after(layer(norm(x))) by the paths of its parts in the block.
-
-    Raises:
-        UserError: a part that is something else.
+    """A branch F(x) = after(layer(norm(x))), given by the paths of its parts in the block.
 
     Args:
-        norm: the norm in front; "" where it is not declared.
-        layer: the attention or the MLP; of a tuple that it returns, the first is the output.
-        after: what follows it, such as layer scale and stochastic depth: modules, parameters that multiply, or None.
-        takes_arguments: whether ``layer`` takes what else the block is called with: masks, positions, a cache.
-        projections: of an attention, the linear layers that make its queries, keys and values, in this order, and
-            which part of the layer's output each is: 2, 3 for the last of three. None for a branch without. How many
-            heads it has is read from ``layer``, from its attribute ``num_heads`` or else ``head_dim``.
-        hidden: of an MLP, the linear layers in front of the last, as ``projections``; where there are several, all but
-            the last of them are gates. Empty where they are not known.
+        norm: the norm in front; "" if it is not declared.
+        layer: the attention or the MLP; if it returns a tuple, the first entry is the output.
+        after: what follows it, such as layer scale and stochastic depth: modules, factors (parameters or numbers) or
+            None.
+        takes_arguments: whether ``layer`` takes the block's other arguments: masks, positions, a cache.
+        projections: for an attention, the linear layers that make its queries, keys and values, in this order, each
+            with the part of the layer's output that it is: 2, 3 for the last of three. None for other branches. The
+            number of heads is read from ``layer``, from its attribute ``num_heads`` or else ``head_dim``.
+        hidden: for an MLP, the linear layers before the last, in the form of ``projections``; if there are several,
+            all but the last of them are gates. Empty if they are not known.
         last: the linear layer that makes the output.
-        function: (block, x, …) -> what ``after`` follows, in place of ``layer(norm(x))``; ``norm`` is then the one that
-            it goes through, for the designs that work on it.
+        function: (block, x, …) -> the input of ``after``, in place of ``layer(norm(x))``; ``norm`` then names the norm
+            that it goes through, for the designs that work on it.
+
+    Raises:
+        UserError: a part is of the wrong type.
     """
 
     norm: str = ""
@@ -94,7 +95,7 @@ class BoundBranch:
         self.block, self.parts, self.args, self.kwargs = block, parts, args, kwargs
 
     def __call__(self, x: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """``behind`` is put between the layer and what follows it."""
+        """Return F(x), with ``behind`` applied between the layer and what follows it."""
         if self.parts.function is None:
             y = self._of_layer(self.block.get_submodule(self.parts.norm)(x) if self.parts.norm else x)
         else:
@@ -106,7 +107,7 @@ class BoundBranch:
         return self._after(y if behind is None else behind(y))
 
     def _check_takes(self, function: Callable[..., Tensor], x: Tensor) -> None:
-        """Raises UserError where a declared function does not take what its block was called with, such as a mask."""
+        """Raise UserError if a declared function does not take what its block was called with, such as a mask."""
         try:
             inspect.signature(function).bind(self.block, x, *self.args, **self.kwargs)
         except TypeError as error:
@@ -118,13 +119,13 @@ class BoundBranch:
             ) from error
 
     def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
-        """F of an attention with inputs of their own for queries, keys and values, each behind the norm.
+        """F of an attention with separate inputs for queries, keys and values, each of which goes through the norm.
 
-        The block has to be prepared by :func:`stepsnet.residual.separate_inputs.separate`.
+        The block must have been prepared by :func:`stepsnet.residual.separate_inputs.separate`.
         """
         norm = self.block.get_submodule(self.parts.norm)
         inputs = norm(x_q), norm(x_k), norm(x_v)
-        of_layers: dict[Any, dict[int, Tensor]] = {}  # of separate_inputs.LinearOfSeveral, by the part of its output
+        of_layers: dict[Any, dict[int, Tensor]] = {}  # LinearOfSeveral -> its inputs, by part of its output
         for (path, part, _), x in zip(self.parts.projections or (), inputs):
             layer: Any = self.block.get_submodule(path)
             if not hasattr(layer, "inputs"):
@@ -134,7 +135,7 @@ class BoundBranch:
             for layer, own in of_layers.items():
                 layer.inputs = tuple(own[part] for part in sorted(own))
             return self._after(self._of_layer(inputs[0]))
-        finally:  # a checkpoint ends a pass that it runs again as soon as it has what it needs
+        finally:  # a checkpoint aborts a pass that it recomputes once it has what it needs
             for layer in of_layers:
                 layer.inputs = None
 
@@ -149,14 +150,14 @@ class BoundBranch:
 
 
 def check_in_place(block: nn.Module, path: str, layer: Any) -> None:
-    """Raises UserError where another layer is in the place of the one that a design works on."""
+    """Raise UserError if the layer that a design works on has been replaced by another one."""
     check_no_replica(layer)
     if (now := attrgetter(path)(block)) is not layer:
         raise UserError(_was_replaced(block, path, now))
 
 
 def check_no_replica(layer: Any) -> None:
-    """Raises UserError in ``torch.nn.DataParallel``, whose replicas have the hooks of the block on the first GPU."""
+    """Raise UserError in ``torch.nn.DataParallel``, whose replicas have the hooks of the block on the first GPU."""
     if getattr(layer, "_is_replica", False):
         raise UserError(
             "residual: got a replica of torch.nn.DataParallel, which this design's hooks do not reach, expected "
@@ -165,7 +166,7 @@ def check_no_replica(layer: Any) -> None:
 
 
 def _was_replaced(block: nn.Module, path: str, layer: Any) -> str:
-    """What is wrong where a layer that a design works on is another one now."""
+    """The error message for a layer that took the place of one that a design works on."""
     return (
         f"residual: {path} of {type(block).__name__} is a {type(layer).__name__} in the place of a layer that the "
         "design works on, as of PEFT's adapters; expected the layer itself"
@@ -173,7 +174,7 @@ def _was_replaced(block: nn.Module, path: str, layer: Any) -> str:
 
 
 def through(part: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """x behind one part of a branch: a module, a factor (parameter or number), or None, which leaves it as it is."""
+    """Apply one part of a branch to x: a module, a factor (parameter or number), or None, which leaves x as it is."""
     if part is None:
         return x
     if isinstance(part, Tensor | int | float):

@@ -1,4 +1,4 @@
-"""Where a block has its channels: in dimension 1, or last as designs expect them."""
+"""Where a block has its channels: in dimension 1, or last, as designs expect them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .known_blocks import is_norm
 __all__ = ["channel_dim", "check_channels"]
 
 _STREAMS = {nn.Conv1d: "sequences (B, C, N)", nn.Conv2d: "images (B, C, H, W)", nn.Conv3d: "volumes (B, C, D, H, W)"}
-# layers of images, series and videos by the dimensions of these: their own channels are dimension 1
+# layers for series, images and videos, by the number of dimensions of these; their own channels are dimension 1
 _OF_IMAGES: dict[int, tuple[type[nn.Module], ...]] = {
     3: (nn.Conv1d, nn.BatchNorm1d),
     4: (nn.Conv2d, nn.BatchNorm2d),
@@ -28,12 +28,13 @@ _OF_DIMENSION_1 = (_NormBase, nn.GroupNorm)
 def channel_dim(block: nn.Module, shape: Sequence[int]) -> int:
     """The dimension of the channels in the stream of a block, 1 or -1.
 
-    Of blocks without convolutions or batch norms it is the last. Else it is the one whose size the first norm has that
-    decides. If none does, the sizes of all vectors are compared. If these do not decide either, it is 1, in series and
-    videos for blocks that begin with a convolution or batch norm, and else the last.
+    In blocks without convolutions or batch norms it is the last. Otherwise, the first norm decides whose size is that
+    of only one of the two dimensions. If there is none, the sizes of all vectors are compared. If these do not decide
+    either, it is 1 in images, and also in series and videos if the block begins with a convolution or batch norm; else
+    the last.
 
     Args:
-        shape: of the stream.
+        shape: the shape of the stream.
     """
     kinds = _OF_IMAGES.get(len(shape), ())
     of_images = [module for module in block.modules() if isinstance(module, kinds)]
@@ -45,7 +46,7 @@ def channel_dim(block: nn.Module, shape: Sequence[int]) -> int:
         size = norm.weight.shape[0]
         if size > 1 and size == first != last:
             return 1
-        # a batch norm that has the last size may be one of fewer channels inside, as in a bottleneck
+        # a batch norm of the last dimension's size may be over fewer channels inside the block, as in a bottleneck
         if size > 1 and size == last != first and not isinstance(norm, _OF_DIMENSION_1):
             return -1
     vectors = {parameter.shape[0] for parameter in block.parameters() if parameter.ndim == 1} - {1}
@@ -58,9 +59,10 @@ def channel_dim(block: nn.Module, shape: Sequence[int]) -> int:
 
 
 def check_channels(block: nn.Module, width: int | None) -> None:
-    """Raises UserError for a block with convolutions whose channels are in dimension 1.
+    """Raise UserError for a block with convolutions whose channels are in dimension 1.
 
-    One that runs on no stream alone, as where it takes a mask, is refused if it has convolutions over images.
+    A block that cannot run on a stream alone, for example because it takes a mask, is refused if it has convolutions
+    over images.
 
     Args:
         width: C; by default the sizes of the block's vectors are tried.
@@ -70,7 +72,7 @@ def check_channels(block: nn.Module, width: int | None) -> None:
         return
     traced = on_meta(block)
     sizes = {size for parameter in block.parameters() for size in parameter.shape}
-    other = next(n * n for n in range(4, len(sizes) + 5) if n * n not in sizes)  # an image of n by n, as tokens too
+    other = next(n * n for n in range(4, len(sizes) + 5) if n * n not in sizes)  # as many tokens as an image of n by n
     widths = [width] if width else dict.fromkeys(one.shape[0] for one in block.parameters() if one.ndim == 1)
     shapes = [(channels, (other,) * dims) for channels in widths for dims in (1, 2, 3)]
     if any(_keeps(traced, (1, *others, channels)) for channels, others in shapes):
@@ -84,7 +86,7 @@ def check_channels(block: nn.Module, width: int | None) -> None:
 
 @torch.no_grad()
 def _keeps(block: nn.Module, shape: Sequence[int]) -> bool:
-    """Whether a block on the meta device takes a stream of that shape and returns one."""
+    """Whether a block on the meta device takes a stream of that shape and returns one of the same shape."""
     dtype = next((one.dtype for one in block.parameters() if one.is_floating_point()), None)
     try:
         y = block(torch.empty(shape, device="meta", dtype=dtype))

@@ -2,10 +2,10 @@ r"""CompleteP: Dey et al., "Don't be lazy: CompleteP enables compute-efficient d
 
     x_{l+1} = x_l + (b / N) F_l(x_l)        N: blocks of the model, b: blocks at which the rate was chosen
 
-The factor m_L^(-α) of Table 1 with α = 1. Under α = 1 the paper leaves the rate of the hidden weights as it is over
-depths; its rules for widths, weight decay and Adam's ε are settings of a recipe and not part of this. An initialization
-that a library scales by depth, as that of GPT-2 or BEiT, is left as it is, and shrinks the branches besides.
-Parameters, traffic, memory: those of the plain network.
+This is the factor m_L^(-α) of Table 1 with α = 1. With α = 1, the paper keeps the learning rate of the hidden weights
+the same over depths; its rules for widths, weight decay and Adam's ε are settings of a recipe and not part of this. An
+initialization that a library scales by depth, as in GPT-2 or BEiT, is kept, and shrinks the branches further.
+Parameters, traffic, memory: as in the plain network.
 """
 
 from __future__ import annotations

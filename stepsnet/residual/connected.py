@@ -1,4 +1,4 @@
-"""Blocks joined by a design, and their container in place of the ``nn.Sequential`` of a residual model."""
+"""Blocks joined by a design, and the container that takes the place of a residual model's ``nn.Sequential``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOINED = "blocks: a design of the stream joins them, expected to be replaced bef
 class ConnectedBlock:
     """A block that joins its branches to the stream by connections: state, … -> state.
 
-    Each class of blocks has a subclass with this in front; the block's parts and their names stay.
+    Each class of blocks gets a subclass with this class as its first base; the block's parts keep their names.
     """
 
     connections: nn.ModuleList
@@ -36,7 +36,7 @@ class ConnectedBlock:
     gradient_checkpointing: bool  # of transformers' layers
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """The class is made for the block's, so that pickle and deepcopy have to make it too."""
+        """The class is made at run time from the block's class, so pickle and deepcopy have to make it too."""
         of_module: Any = self
         return _blank, (self.block_class,), of_module.__getstate__()  # without what torch.compile has made
 
@@ -63,7 +63,7 @@ class ConnectedBlock:
         return y
 
     def _refuse_reentrant(self) -> None:
-        """Raises UserError under a checkpointing of transformers that does not look for tensors in a tuple."""
+        """Raise UserError under transformers' reentrant checkpointing, which does not look for tensors in a tuple."""
         recompute: Any = getattr(self, "_gradient_checkpointing_func", None)
         if (
             isinstance(recompute, partial)
@@ -77,7 +77,7 @@ class ConnectedBlock:
             )
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises UserError for arguments, such as a mask, that a branch would have to take and none takes."""
+        """Raise UserError for arguments, such as a mask, if no branch takes them."""
         given = [name for name, value in kwargs.items() if value is not None]
         if given or any(value is not None for value in args):
             what = ", ".join(given) or f"{len(args)} arguments beside the stream"
@@ -87,7 +87,7 @@ class ConnectedBlock:
             )
 
     def without_branches(self, state: State, *args: Any, **kwargs: Any) -> State:
-        """As ``forward`` if all branches gave zero: what is left where a block is dropped."""
+        """Like ``forward`` with all branches giving zero: what remains if the block is dropped."""
         if self.unit == "block":
             return self.connections[0](state, lambda x: x)
         if self.unit == "branches":
@@ -97,27 +97,27 @@ class ConnectedBlock:
         return state
 
     def init_weights(self) -> None:
-        """As timm initializes a model again, parts first: the block's own, then its branches."""
+        """Initialize the block, then its branches. timm calls this to initialize a model again, parts first."""
         of_block = getattr(super(), "init_weights", None)
         if of_block is not None:
             of_block()
         self.init_branches()
 
     def reset_parameters(self) -> None:
-        """By this name timm asks for it where weights were skipped, of the parts first too."""
+        """Like :meth:`init_weights`, under the name that timm calls, parts first, if initialization was skipped."""
         of_block = getattr(super(), "reset_parameters", None)
         if of_block is not None:
             of_block()
         self.init_branches()
 
     def init_branches(self) -> None:
-        """The start values of the branches' layers, where the design has its own."""
+        """Set the start values of the branches' layers, if the design has its own."""
         connection: Any
-        for connection, parts in zip(cycle(self.connections), self.branch_parts):  # which may be one for all branches
+        for connection, parts in zip(cycle(self.connections), self.branch_parts):  # perhaps one for all branches
             connection.init_branch(self, parts)
 
     def parts_to_compile(self) -> list[nn.Module]:
-        """Itself; where the state grows from block to block, its attention and its MLP, which see one shape."""
+        """The block itself or, if the state grows from block to block, its attention and MLP, which see one shape."""
         module: Any = self
         if not self.wiring.grows:
             return [module]
@@ -132,7 +132,7 @@ def has_design(model: nn.Module) -> bool:
 
 @cache
 def connected_class(block_class: Any) -> Any:
-    """The class of blocks of a class that are joined by a design."""
+    """The subclass for blocks of a class that are joined by a design."""
     namespace = {"__module__": __name__, "block_class": block_class}
     return type(f"Connected{block_class.__name__}", (ConnectedBlock, block_class), namespace)
 
@@ -144,7 +144,7 @@ def _blank(block_class: Any) -> Any:
 
 
 def check_begins(wiring: Wiring, begins: bool) -> None:
-    """Raises UserError for blocks without those before them, of whose outputs they would have only the last."""
+    """Raise UserError for blocks cut off from those before them: of their outputs they would get only the last."""
     if not begins and type(wiring) is not Wiring:
         raise UserError(
             "blocks: got a part of a connected sequence without its first block; the stream of this design is more "
@@ -155,11 +155,11 @@ def check_begins(wiring: Wiring, begins: bool) -> None:
 class ConnectedSequence(StepsNet):
     """Connected blocks named 0, 1, 2, …, as in an ``nn.Sequential``, and their wiring: (B, N, C) -> (B, N, C).
 
-    It has the length of its blocks and can be iterated and sliced as a :class:`stepsnet.StepsNet` of one step. A slice
-    without the first block runs only where the state of the design is the stream itself.
+    Its length is the number of its blocks, and it can be iterated and sliced like a :class:`stepsnet.StepsNet` of one
+    step. A slice without the first block runs only if the state of the design is the stream itself.
     """
 
-    begins = True  # with the first block of the stream
+    begins = True  # whether it starts with the first block of the stream
 
     def __init__(self, blocks: Iterable[nn.Module], wiring: Wiring):
         nn.Module.__init__(self)
@@ -181,7 +181,7 @@ class ConnectedSequence(StepsNet):
     def forward(self, x: Tensor) -> Tensor:
         check_stream(x, -1, self.width, 0)
         if not self.blocks:
-            return x  # a step of which nothing is left, whose end could still weigh its one source
+            return x  # nothing is left of this step, but its end could still weight its one source
         check_begins(self.wiring, self.begins)
         state = self.wiring.start(x)
         for block in self.blocks:
@@ -189,7 +189,7 @@ class ConnectedSequence(StepsNet):
         return self.wiring.end(state)
 
     def __iter__(self) -> Iterator[StreamBlock]:
-        """The blocks as functions of the stream. They run in order: each goes on from the state of the one before."""
+        """The blocks as functions of the stream. They run in order: each continues from the state of the one before."""
         if self.blocks:
             check_begins(self.wiring, self.begins)
         passage = Passage(self.wiring)

@@ -5,18 +5,19 @@ r"""DeepCrossAttention: Heddes et al., arXiv 2502.06785, Sec. 3.1 (GRN-v3) and 3
     q = GRN_q(G_t),  k = GRN_k(G_t),  v = GRN_v(G_t)        (B, N, C), the inputs of block t's attention
     f_t = A + MLP(q + A),   A = Attention(q, k, v)
 
-With ``last`` = k the sources are x, the sum of those in between, and the last k f (k-DCA). The end of the stream is
+With ``last`` = k the sources are x, the sum of the f in between, and the last k f (k-DCA). The end of the stream is
 y = GRN(G_{T+1}), as in Sec. 4.1. Each of q, k, v goes through the block's own norm.
 
-Start: b = 1 and w = 0, the plain network. ReLU's derivative at 0 is commonly taken as 0, with which w would stay 0 for
-ever; here it is ½, so w learns from the paper's start. Open in the text that was read, without its figures: which of
-the inputs the MLP's has (ours: that of the queries), whether attention and MLP count as sources apart (ours: a block is
-one; their count of parameters is larger than ours), norms of their own for k and v.
+Start: b = 1 and w = 0, which is the plain network. ReLU's derivative at 0 is commonly taken as 0, which would keep w
+at 0 forever; here it is ½, so that w learns from the paper's start. We read the paper's text without its figures. It
+leaves open which of the inputs is added to that of the MLP (ours: that of the queries), whether attention and MLP count
+as separate sources (ours: a block is one source; the paper's count of parameters is larger than ours), and whether k
+and v have norms of their own.
 
-Parameters: 3 (t + 1) C in block t, with t sources, and (T + 2) C at the end. MACs a token: 3 t C in block t for w, and
-(T + 1) C at the end; as many for the sums (here twice that), which the count leaves out; of an affine LayerNorm it has
-10 C a block more, for two more inputs. Traffic: t read and 3 written in block t, 6 around the MLP; T + 1 read and 1
-written at the end; with ``last``, 3 where a source joins those in between. Memory: all f_i.
+Parameters: 3 (t + 1) C in block t, which has t sources, and (T + 2) C at the end. MACs per token: 3 t C in block t for
+w, and (T + 1) C at the end; as many for the sums (here twice that), which the count leaves out. With affine LayerNorms,
+the count has 10 C more per block, for two more inputs. Traffic: t read and 3 written in block t, 6 around the MLP;
+T + 1 read and 1 written at the end; with ``last``, 3 whenever a source joins those in between. Memory: all f_i.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class DeepCrossAttention(Connection):
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
         read, last = [sources(t, options["last"]) for t in range(1, layers + 2)], options["last"]
-        summed = read[:-1].count(last + 2) if last else 0  # blocks behind which one source more joins those in between
+        summed = read[:-1].count(last + 2) if last else 0  # blocks after which one more source joins those in between
         return (sum(read) + (3 + 6) * layers + 3 * summed + 1) / layers
 
 

@@ -2,11 +2,11 @@ r"""DeepNorm: Wang et al., "DeepNet: Scaling Transformers to 1,000 Layers", arXi
 
     x_{l+1} = LN(α x_l + F_l(x_l)), F without a norm in front        α = (2N)^¼ for N blocks, all encoder or all decoder
 
-Start: the weights of F's values, projection and MLP are scaled by β = (8N)^-¼ (Xavier's rule with that gain), queries
-and keys are not; a gated MLP's three layers are all of the MLP. The norm is the one that stood in front of F, and N
-counts the blocks of the whole model, over all steps of a StepsNet. The model's last norm stays, behind the one of the
-last sum, as do norms inside of a branch, such as those of queries and keys. Parameters: those of the plain network.
-Traffic: that of the plain stream, the norm being fused with the sum.
+Start: the weights of F's values, output projection and MLP are scaled by β = (8N)^-¼ (Xavier's rule with that gain),
+those of queries and keys are not; in a gated MLP all three layers are scaled. LN is the norm that stood in front of F,
+and N counts the blocks of the whole model, over all steps of a StepsNet. The model's last norm stays, after that of the
+last sum, and so do norms inside a branch, such as those of queries and keys. Parameters: as in the plain network.
+Traffic: as in the plain stream, with the norm fused with the sum.
 """
 
 from __future__ import annotations

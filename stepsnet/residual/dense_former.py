@@ -2,10 +2,10 @@ r"""DenseFormer: Pagliardini et al., "Enhancing Information Flow … via Depth W
 
     X_i = Block_i(Y_{i-1}),   Y_i = Σ_{j ≤ i} α_{i,j} X_j,   X_0 = Y_0: the start of the stream        X, Y: (B, N, C)
 
-With ``dilation`` k only those X_j count whose j differs from i by a multiple of k; with ``period`` p the sum is taken
-behind every p-th block, and else Y_i = X_i (Sec. 3). Start: α_{i,i} = 1, all others 0, the plain network. Parameters:
-i + 1 behind block i. Traffic: i + 1 read and 1 written behind block i. Memory: all X, and a copy of
-each that a block reads as it is.
+With ``dilation`` k, only those X_j count whose j differs from i by a multiple of k; with ``period`` p, the sum is taken
+after every p-th block, and otherwise Y_i = X_i (Sec. 3). Start: α_{i,i} = 1 and all others 0, which is the plain
+network. Parameters: i + 1 after block i. Traffic: that of the plain stream, and i + 1 read and 1 written after block i.
+Memory: all X, and a copy of each that a block reads as it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a design of the residual stream is: how each branch is joined to the stream, and how a stream begins and ends.
 
 A design is a subclass of :class:`Connection` in a file of its own and a line in ``table.py``. The symbols are those of
-the papers: x_l is the stream in front of layer l, F_l a residual branch (attention, or MLP) with its norm, C the width,
-L the number of branches of the stream, n a number of parallel streams. B is the batch and N the number of tokens.
+the papers: x_l is the stream before layer l, F_l a residual branch (attention or MLP) with its norm, C the width, L the
+number of branches of the stream, n the number of parallel streams. B is the batch and N the number of tokens.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ __all__ = [
 ]
 
 Branch = BoundBranch  # F: (B, N, C) -> (B, N, C); a block as a whole is a plain function
-# What a block hands to the next: the stream, or several tensors, of which the last is the one that the block has made
+# What a block passes to the next: the stream, or several tensors, the last of which is the one that the block made
 State = Any
 Unit = Literal["branch", "block", "branches"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
-NEEDS = ("norm", "linears", "values", "projections")  # what of a branch has to be declared
+NEEDS = ("norm", "linears", "values", "projections")  # what a design may need a branch to declare
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a connection stands; all are counted from 1.
+    """Where a connection is in its stream and in the model. All positions are counted from 1.
 
     Args:
         width: C of its stream.
-        layer: which connection of its stream, of ``layers``. A step of a StepsNet is a stream of its own.
-        block: which block of the whole model, of ``blocks``.
-        parts: those of its branch, or of the first of its branches; None where a block is joined as a whole.
-        norm: the norm in front of that branch, where it is declared.
-        inputs: what the last layer of that branch reads, where it is declared; else 0.
-        heads: of an attention; else 0.
-        attention: which branch of its stream that declares values; 0 of one that declares none.
-        branches: those of the whole model, where all of its blocks have as many as the stream's have on average.
+        layer: the position of the connection in its stream, out of ``layers``. Each step of a StepsNet is its own
+            stream.
+        block: the position of its block in the whole model, out of ``blocks``.
+        parts: the parts of its branch, or of the first of its branches; None if a block is joined as a whole.
+        norm: the norm in front of that branch, if it is declared.
+        inputs: the width of what the last layer of that branch reads, if that layer is declared; else 0.
+        heads: the number of heads of an attention; else 0.
+        attention: the position of the branch among those of its stream that declare values; 0 if it declares none.
+        branches: the number of branches of the whole model, if its blocks have as many on average as the stream's.
     """
 
     width: int
@@ -77,23 +78,23 @@ class Place:
 
 
 class DesignPart(nn.Module):
-    """What has parameters of a design, and knows their start values."""
+    """A module that holds parameters of a design and sets their start values."""
 
     def init_weights(self) -> None:
-        """Set the start values; timm and transformers call it too when they initialize a model again."""
+        """Set the start values. timm and transformers also call this when they initialize a model again."""
 
     def reset_parameters(self) -> None:
-        """By this name timm, where weights were skipped, and torch's FSDP ask for it."""
+        """Call :meth:`init_weights`: torch's FSDP uses this name, and so does timm if initialization was skipped."""
         self.init_weights()
 
 
 class Wiring(DesignPart):
-    """How the stream of some blocks begins and ends. By default the state is the stream itself, (B, N, C).
+    """How the stream of a sequence of blocks begins and ends. By default the state is the stream itself, (B, N, C).
 
     Args:
         width: C.
-        layers: connections in the stream.
-        options: those of the design.
+        layers: the number of connections in the stream.
+        options: all options of the design, with their values.
     """
 
     grows = False  # whether the state holds more tensors after each block
@@ -103,7 +104,7 @@ class Wiring(DesignPart):
         self.width, self.layers, self.options = width, layers, dict(options)
 
     def start(self, x: Tensor) -> State:
-        """(B, N, C) -> the state in front of the first block."""
+        """(B, N, C) -> the state before the first block."""
         return x
 
     def finish(self, state: State) -> Tensor:
@@ -111,7 +112,7 @@ class Wiring(DesignPart):
         return state
 
     def end(self, state: State) -> Tensor:
-        """Calls ``finish`` and checks what a user's design returns: raises UserError for several tensors, or none."""
+        """Call ``finish``. Raise UserError if it returns several tensors or none, as a user's design may."""
         y = self.finish(state)
         if y is None or isinstance(y, tuple | list | dict):
             kind = type(y).__name__
@@ -119,21 +120,21 @@ class Wiring(DesignPart):
         return y
 
     def as_sum(self, state: State) -> Tensor:
-        """What statistics of the stream are taken of: where ``finish`` gives a mean of what blocks wrote, their sum."""
+        """The stream for statistics: as ``finish`` returns it or, if that is a mean of what blocks wrote, their sum."""
         return self.finish(state)
 
     def gradient_of_stream(self, gradient: Tensor) -> Tensor:
-        """The gradient of the state's last tensor -> that of a shift of the stream, (B, N, C)."""
+        """The gradient with respect to the state's last tensor -> with respect to a shift of the stream, (B, N, C)."""
         return gradient
 
 
 class Connection(DesignPart):
     """How one branch F, or one block, is joined to the stream: state, F -> state.
 
-    For the "branches" of a block together, F is a list of them.
+    If the unit is "branches", F is the list of a block's branches.
 
     Args:
-        place: where it stands.
+        place: where the connection is.
         options: all options of the design, with their values.
 
     Class attributes:
@@ -141,10 +142,10 @@ class Connection(DesignPart):
         source: the paper, and where in it.
         unit: what is joined: each residual "branch" of a block, the "block" as a whole, or all "branches" together.
         wiring: how the stream begins and ends.
-        options: names and defaults; a value has to be of the default's type.
-        needs: what has to be declared: "norm" and "linears" of every branch, "values" or "projections" of one.
-        scales_branches: whether a scale of its own stands behind each branch, beside which LayerScale has no meaning.
-        starts_as_plain: whether the network computes what the plain one does before it is trained, up to rounding.
+        options: names and defaults; a value has to have the type of its default.
+        needs: what has to be declared: "norm" and "linears" for every branch, "values" or "projections" for one.
+        scales_branches: whether the design scales each branch itself, so that a LayerScale in the block makes no sense.
+        starts_as_plain: whether the untrained network computes what the plain one does, up to rounding.
     """
 
     title: ClassVar[str]
@@ -158,46 +159,46 @@ class Connection(DesignPart):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__()
-        self.place = replace(place, norm=None)  # a design that takes the norm away would keep its weights here
+        self.place = replace(place, norm=None)  # a design that removes the norm would keep its weights here
 
     def forward(self, state: State, F: Any) -> State:
         raise NotImplementedError
 
     def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
-        """Set the start values of the branch's own layers, where the design's paper has other ones than the block."""
+        """Set the start values of the branch's own layers, if the design's paper prescribes others than the block's."""
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        """Raise UserError for options that have no meaning for such a stream."""
+        """Raise UserError for options that make no sense for such a stream."""
 
     @classmethod
     def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
-        """Raises UserError for a block that ``prepare`` cannot change; nothing has been changed then."""
+        """Raise UserError for a block that ``prepare`` cannot change. This is called before anything is changed."""
 
     @classmethod
     def hooked(cls, parts: BranchParts) -> list[str]:
-        """Where in a branch ``prepare`` puts hooks, of which a module that branches share would have those of all."""
+        """The paths in a branch where ``prepare`` puts hooks. A module that branches share would get those of all."""
         return []
 
     @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
-        """Change a block in place where the design changes what is inside of a branch, such as its norm."""
+        """Change a block in place, for designs that change something inside a branch, such as its norm."""
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float | None:
-        """Numbers that are read and written between the branches, per token and block of two branches, in units of C.
+        """Numbers read and written between the branches, per token and block of two branches, in units of C.
 
-        Of a stream with so many connections, from its start to its end; where blocks differ, the mean. Each operand
-        of a formula is read once and each result written once, as a fused kernel would: a norm behind a branch, a gain
-        or a low-rank map on the way takes nothing more. What is inside of F counts nowhere, F's reading of its input
-        neither. The plain stream reads x and F(x) and writes their sum, twice a block: 6. None, not known: a design
-        with a Wiring that does not say.
+        They are counted from the start to the end of a stream of ``layers`` connections; if blocks differ, the result
+        is their mean. Each operand of a formula is read once and each result is written once, as a fused kernel would
+        do it: a norm behind a branch, a gain or a low-rank map on the way adds nothing. What happens inside F is not
+        counted, nor is F's reading of its input. The plain stream reads x and F(x) and writes their sum, twice per
+        block: 6. None means unknown: the design has a Wiring of its own and does not define this.
         """
         return 6.0 if cls.wiring is Wiring else None
 
 
 def check_design(name: str, design: Any) -> None:
-    """Raise UserError for what is no design, or lacks what is shown of it."""
+    """Raise UserError for something that is not a design, or a design whose attributes are missing or invalid."""
     if not isinstance(design, type) or not issubclass(design, Connection):
         raise UserError(f"residual: {name}: got {design!r}, expected a subclass of Connection")
     for key in ("title", "source"):
@@ -222,7 +223,7 @@ def check_design(name: str, design: Any) -> None:
 
 
 def check_options(name: str, design: type[Connection], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a design with its defaults. Raises UserError for an unknown one or a value of another type."""
+    """Fill in a design's default options. Raise UserError for an unknown option or a value of the wrong type."""
     if not isinstance(given, Mapping):
         raise UserError(f"residual_options: got {given!r}, expected a mapping such as {{'streams': 4}}")
     for key, value in given.items():
@@ -244,7 +245,7 @@ def check_bounds(name: str, options: Mapping[str, Any], **bounds: tuple[float, f
 
 
 def check_sources(got: int, expected: int) -> None:
-    """Raise UserError where a block gets the outputs of fewer or of more blocks than stand before it."""
+    """Raise UserError if a block gets the outputs of fewer or more blocks than come before it."""
     if got != expected:
         raise UserError(
             f"residual: a block got {got} outputs of blocks before it, expected {expected}: its weights are for them; "
@@ -253,26 +254,26 @@ def check_sources(got: int, expected: int) -> None:
 
 
 def precise(x: Tensor) -> Tensor:
-    """In float32, or in float64 as it is."""
+    """x in float32, or unchanged if it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether it is a DTensor, without the import that would say so."""
+    """Whether a parameter is a DTensor, without importing that class."""
     return hasattr(parameter, "device_mesh")
 
 
 @torch.no_grad()
 def set_start(parameter: Tensor, value: Tensor) -> None:
-    """Initialize a parameter, alike on all ranks, unless transformers has loaded it already.
+    """Initialize a parameter, alike on all ranks, unless transformers has already loaded it.
 
-    The value is written whole: a view of a parameter that FSDP has sharded may be a view of a copy.
+    The value is written as a whole: a view of a parameter that FSDP has sharded may be a view of a copy.
     """
     if getattr(parameter, "_is_hf_initialized", False):
         return
     value = value.to(parameter.device, parameter.dtype)
     if is_sharded(parameter):
-        from torch.distributed.tensor import DTensor, distribute_tensor  # which takes a moment
+        from torch.distributed.tensor import DTensor, distribute_tensor  # slow to import
 
         assert isinstance(parameter, DTensor)
         value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
@@ -281,7 +282,7 @@ def set_start(parameter: Tensor, value: Tensor) -> None:
 
 @torch.no_grad()
 def reset_norm(norm: Any) -> None:
-    """The start of any norm: gains 1, biases 0, where it has them; Gemma's gains are 1 + its weight."""
+    """Initialize any norm: gains to 1 and biases to 0, if it has them. Gemma's gains are 1 + its weight."""
     if getattr(norm, "bias", None) is not None:
         nn.init.zeros_(norm.bias)
     if getattr(norm, "weight", None) is not None:
@@ -295,12 +296,12 @@ def reset_norm(norm: Any) -> None:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """For what is computed in float32 in any case; where a device has no autocast, there is nothing to switch off."""
+    """A context for what is always computed in float32. On a device without autocast it does nothing."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
 
 
-@torch.compiler.assume_constant_result  # torch 2.11 cannot trace it, and would compile every pass anew
+@torch.compiler.assume_constant_result  # torch 2.11 cannot trace it, and would recompile in every pass
 def _has_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)
 

@@ -2,13 +2,14 @@ r"""Fixup: Zhang et al., "Fixup Initialization: Residual Learning Without Normal
 
     x_{l+1} = x_l + a_l F_l(x_l), F without norms, with a learned number added in front of each linear layer
 
-In front of the activation it is the MLP's own bias; the layers of LLaMA and Qwen have none. Start: F's last layer at 0,
-a = 1, the added numbers at 0, the other layers by Xavier's rule with biases of 0, scaled by L^(-1/(2m - 2)) with L
-branches of m layers: in an MLP m = 2, so L^(-1/2); in an attention m = 4, so L^(-1/6) for queries, keys and values, as
-in the authors' code. The gate of a gated MLP, which they do not have, is beside the two layers and not scaled. The
-classifier keeps its library's initialization; in Fixup it starts at 0. The model's last norm stays, as do norms inside
-of a branch, such as those of queries and keys. In the authors' Transformer the attention has no number inside, and no
-layer a bias. Parameters: six numbers a block, less the norms. Traffic: that of the plain stream.
+The number in front of the activation is the MLP's own bias, which the layers of LLaMA and Qwen do not have. Start: F's
+last layer is 0, a = 1 and the added numbers are 0; the other layers follow Xavier's rule with biases of 0, scaled by
+L^(-1/(2m - 2)) with L branches of m layers: in an MLP m = 2, so L^(-1/2); in an attention m = 4, so L^(-1/6) for
+queries, keys and values, as in the authors' code. The gate of a gated MLP, which the authors do not have, counts as
+parallel to the two layers and is not scaled. The classifier keeps its library's initialization; in Fixup it starts
+at 0. The model's last norm stays, and so do norms inside a branch, such as those of queries and keys. In the authors'
+Transformer, there is no number inside the attention, and no layer has a bias. Parameters: six numbers per block, minus
+the norms. Traffic: as in the plain stream.
 """
 
 from __future__ import annotations

@@ -3,14 +3,13 @@ r"""Hyper-Connections: Zhu et al., arXiv 2409.19606, Eqs. 1 to 5 (static) and 10
     h = A_m^T H,   H ← A_r^T H + B^T F(h)        H: n streams, (B, N, n, C), A_m, B: (n), A_r: (n, n)
     A_m = s_α tanh(norm(H) W_m) + A_m^0,   A_r = s_α tanh(norm(H) W_r) + A_r^0,   B = s_β tanh(norm(H) W_β) + B^0
 
-with W_m: (C), W_r: (C, n), W_β: (C), and norm a LayerNorm, whose own weight would only multiply W. The streams start as
-copies and end in their mean; the paper adds them, which the norm behind makes equal, and for that scales the start of
-the branches' last layers by √n; the mean needs no scale. Without weight decay, as the paper's static part: A, B, s.
-Start: W = 0, s = 0.01, A_r^0 = I,
-B^0 = 1, and A_m^0 of layer l picks stream l mod n: the plain network. ``dynamic=False`` leaves W out. Parameters a
-branch: n² + 2n + 2 + (n + 2) C. MACs a token and branch: (n + 2) n C + (n + 1) n C + n C. Traffic a branch: n read and
-1 written for h, n + 1 read and n written for H; n + 1 for the mean at the end.
-Memory: n streams.
+with W_m: (C), W_r: (C, n), W_β: (C), and norm a LayerNorm without a weight, which would only multiply W. The streams
+start as copies and end in their mean. The paper adds them up, which makes no difference to the norm that follows; for
+the sum, it scales the start of the branches' last layers by √n, which the mean does not need. A, B and s have no weight
+decay, like the paper's static part. Start: W = 0, s = 0.01, A_r^0 = I, B^0 = 1, and A_m^0 of layer l picks stream l mod
+n, which is the plain network. ``dynamic=False`` leaves out W and s. Parameters per branch: n² + 2n + 2 + (n + 2) C.
+MACs per token and branch: (n + 2) n C + (n + 1) n C + n C. Traffic per branch: n read and 1 written for h, n + 1 read
+and n written for H; n + 1 for the mean at the end. Memory: n streams.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``connect``: blocks as they are, joined by a design, in one stream or in each step of a StepsNet."""
+"""``connect``: join existing blocks by a design, in one stream or in each step of a StepsNet."""
 
 from __future__ import annotations
 
@@ -36,27 +36,26 @@ def connect(
     num_blocks: int | None = None,
     **options: Any,
 ) -> nn.Sequential | StepsNet:
-    """Residual blocks in a design, in place of the ``nn.Sequential`` that holds them.
+    """Join residual blocks by a design, in place of the ``nn.Sequential`` that holds them.
 
-    ``model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=4)``. The blocks themselves are put in the
-    design, not copies: ``copy.deepcopy`` keeps a plain network. Their weights keep their names, and those of the design
-    stand beside them in ``connections``. "fixup",
-    "deepnorm" and "rezero" are start values too: they draw the blocks' linear layers anew, so that trained weights are
-    lost. Only "plain" leaves an ``nn.Sequential``.
+    ``model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=4)``. The design uses the blocks themselves,
+    not copies: pass ``copy.deepcopy(model.blocks)`` to keep a plain network. Their weights keep their names; those of
+    the design are beside them, in ``connections``. "fixup", "deepnorm" and "rezero" also prescribe start values: they
+    draw the blocks' linear layers anew, so trained weights are lost. Only "plain" returns an ``nn.Sequential``.
 
     Args:
-        blocks: of one width; or a StepsNet, whose steps are then streams of their own.
+        blocks: blocks of one width, or a StepsNet, each step of which is then a stream of its own.
         design: a key of ``stepsnet.residual.DESIGNS``.
         width: C; by default that of the norms in front of the blocks' declared branches, or of the steps.
-        first: the number of the first block in the model, counted from 1, where the blocks are a part of it.
-        num_blocks: blocks of the whole model.
-        **options: those of the design.
+        first: the number of the first block in the model, counted from 1, if the blocks are only a part of it.
+        num_blocks: the number of blocks in the whole model.
+        **options: the options of the design.
 
     Shape: (B, N, C) -> (B, N, C); images as (B, H, W, C).
 
     Raises:
-        UserError: an unknown design or option, a stream that the design is not for, a block whose branches are not
-            declared. Nothing has been changed then.
+        UserError: an unknown design or option, a stream that the design does not support, or a block whose branches are
+            not declared. Nothing has been changed in these cases.
     """
     members = list(blocks) if isinstance(blocks, Iterable) else [blocks]
     if isinstance(blocks, StepsNet) and not isinstance(blocks, ConnectedSequence):
@@ -85,9 +84,10 @@ def connect(
 
 
 def _in_mode_of(given: Any, members: Sequence[nn.Module], connected: _Container) -> _Container:
-    """A container itself, whose blocks have a mode of their own, in that of the container or the list in its place.
+    """Set the mode of a new container alone, not of its blocks, to that of the container or list that it replaces.
 
-    A slice of an ``nn.Sequential`` is in training mode, even if its blocks and what it is a part of are not.
+    It is in training mode only if one of its blocks is, since a slice of an ``nn.Sequential`` always is, even if its
+    blocks and the whole are not.
     """
     connected.training = getattr(given, "training", True) and any(block.training for block in members)
     return connected
@@ -97,12 +97,12 @@ def _in_mode_of(given: Any, members: Sequence[nn.Module], connected: _Container)
 def connect_steps(
     container: StepsNet, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
 ) -> StepsNet:
-    """A StepsNet with each step's blocks in a design; a container with names of its own keeps them."""
+    """Join the blocks of each step of a StepsNet by a design. A container with names of its own keeps them."""
     check_channels_last(container, design)
     if any(isinstance(network, StepsNet) for network in container.networks):
         raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps of blocks")
     steps = [list(n) if is_plain_sequence(n) else [n] for n in container.networks]  # type: ignore[call-overload]
-    shared = set(container.modules())  # which stay in the mode that they are in
+    shared = set(container.modules())  # these keep their mode
     wirings = wire_steps(steps, container.widths, design, options, first, num_blocks)
     if wirings is None:
         return container
@@ -115,7 +115,7 @@ def connect_steps(
 
 
 def check_channels_last(container: StepsNet, design: str) -> None:
-    """Raises UserError for a design of a StepsNet whose channels are in another dimension than the last."""
+    """Raise UserError for a design of a StepsNet whose channels are not in the last dimension."""
     if container.dim != -1 and design_of(design) is not None:
         raise UserError(
             f"residual: got a StepsNet of channels in dimension {container.dim}, expected channels last, -1"
@@ -130,13 +130,13 @@ def wire_steps(
     first: int = 1,
     num_blocks: int | None = None,
 ) -> list[Wiring] | None:
-    """Give each block its connections, in place, and return the beginning and end of each step's stream.
+    """Give each block its connections, in place, and return the wiring of each step's stream.
 
-    From then on the blocks take a state and return one, see :class:`ConnectedBlock`. "plain" changes none, and returns
-    None.
+    From then on, the blocks take a state and return one, see :class:`ConnectedBlock`. "plain" changes no block and
+    returns None.
 
     Args:
-        widths: of the steps; None for that of the norms in front of the blocks' branches.
+        widths: the width of each step; None for that of the norms in front of the blocks' branches.
 
     Raises:
         UserError: as :func:`connect`. No block has been changed then.
@@ -162,7 +162,7 @@ class _Stream:
     """Blocks that fit their design.
 
     Args:
-        parts: of each block's branches.
+        parts: the parts of each block's branches.
         first: the number of the first block, of ``total`` in the model.
     """
 
@@ -176,7 +176,7 @@ class _Stream:
 
     @property
     def connections(self) -> list[int]:
-        """How many each block has."""
+        """The number of connections of each block."""
         return [len(one) if self.design.unit == "branch" else 1 for one in self.parts]
 
 
@@ -199,7 +199,7 @@ def _checked(
 
 
 def _check_unshared(name: str, streams: Sequence[_Stream]) -> None:
-    """Raises UserError for a part of several branches that the design hooks: it would run the hooks of all of them."""
+    """Raise UserError if several branches share a part that the design hooks: it would run the hooks of all of them."""
     places: dict[nn.Module, str] = {}
     for stream in streams:
         for number, (block, branches) in enumerate(zip(stream.blocks, stream.parts), stream.first):
@@ -214,7 +214,7 @@ def _check_unshared(name: str, streams: Sequence[_Stream]) -> None:
 
 @dataclass(frozen=True)
 class _Made:
-    """The parts of a design for a stream: its wiring, and of each block the first of its places and its connections."""
+    """The parts of a design for a stream: its wiring and, for each block, its first place and its connections."""
 
     wiring: Wiring
     places: list[Place]
@@ -222,9 +222,9 @@ class _Made:
 
 
 def _make(stream: _Stream) -> _Made:
-    """Before any block is changed, so that a design of one's own that fails here leaves them as they are."""
+    """Make a design's parts before any block is changed: if a user's design fails here, the blocks stay as they are."""
     design, options, layers = stream.design, stream.options, sum(stream.connections)
-    wiring = design.wiring if stream.blocks else Wiring  # of a step without blocks, nothing would train the design's
+    wiring = design.wiring if stream.blocks else Wiring  # nothing would train the design's in a step without blocks
     made = _Made(wiring(stream.width, layers, options), [], [])
     branches = round(stream.total * sum(map(len, stream.parts)) / max(1, len(stream.blocks)))
     layer, attentions = 1, 0
@@ -247,7 +247,7 @@ def _join(stream: _Stream, made: _Made) -> Wiring:
     try:
         for block, parts, place, connections in zip(stream.blocks, stream.parts, made.places, made.connections):
             _join_block(block, stream, parts, place, connections, made.wiring)
-    except Exception as error:  # of a design of one's own: ours refuse before
+    except Exception as error:  # raised by a user's design: ours refuse earlier
         error.add_note("the blocks are joined in part: build them anew")
         raise
     return _like(stream.blocks[0], made.wiring) if stream.blocks else made.wiring
@@ -262,26 +262,26 @@ def _join_block(
         module.training = block.training
     block.__class__ = connected_class(type(block))  # type: ignore[arg-type]
     block.connections = connections
-    # not as submodules: they belong to the container
+    # not as a submodule: the wiring belongs to the container
     block.__dict__.update(wiring=wiring, unit=stream.design.unit, branch_parts=tuple(parts))
-    for parameter in block.parameters():  # transformers marks what it has loaded, which is drawn anew here
+    for parameter in block.parameters():  # transformers marks what it has loaded; here it is drawn anew
         parameter.__dict__.pop("_is_hf_initialized", None)
     block.init_branches()
 
 
 def _like(block: nn.Module, made: Any) -> Any:
-    """Parts of a design on the device, in the precision and in the mode of the block."""
+    """Move parts of a design to the block's device and precision, and set them to its mode."""
     of_block = next((p for p in block.parameters() if p.is_floating_point()), None)
     made.train(block.training)
     return made if of_block is None else made.to(of_block.device, of_block.dtype)
 
 
 class _Plain(Connection):
-    """Only its options, of which it has none."""
+    """Stands for "plain" when options are checked; it has none."""
 
 
 def design_of(name: str) -> type[Connection] | None:
-    """The design of that name; None for "plain". Raises UserError for an unknown one, and names the nearest."""
+    """The design of that name; None for "plain". Raise UserError for an unknown name, suggesting the nearest one."""
     if isinstance(name, str) and name in get_args(Profile):
         wanted = f"stepsnet.stepify(model, profile={name!r}), or a model's widths= as stepsnet plan gives them"
         raise UserError(
@@ -296,12 +296,12 @@ def design_of(name: str) -> type[Connection] | None:
 
 
 def check_named(name: str, options: Mapping[str, Any]) -> None:
-    """Raises UserError for an unknown design, or options that it does not have; for no blocks in particular."""
+    """Raise UserError for an unknown design, or options that it does not have, regardless of any blocks."""
     check_options(name, design_of(name) or _Plain, options)
 
 
 def _branch_at(block: nn.Module, parts: BranchParts | None) -> dict[str, Any]:
-    """What a connection is told of the branch that it joins."""
+    """What a connection's :class:`Place` says of the branch that it joins."""
     if parts is None:
         return {}
     norm = block.get_submodule(parts.norm) if parts.norm else None
@@ -309,7 +309,7 @@ def _branch_at(block: nn.Module, parts: BranchParts | None) -> dict[str, Any]:
 
 
 def _check_places(blocks: Sequence[nn.Module], widths: Sequence[Any], first: Any, num_blocks: Any) -> None:
-    """Raises UserError for blocks that are shared, and for numbers that are no width or place of a block."""
+    """Raise UserError for a block that occurs twice, and for numbers that cannot be a width or the place of a block."""
     if len(set(blocks)) < len(blocks):
         raise UserError("residual: got one block at several places, expected blocks of their own")
     of_widths = [("width", width, MOST_CHANNELS) for width in widths]
@@ -365,7 +365,7 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int
 
 
 def _scale_of(block: nn.Module, parts: BranchParts) -> str:
-    """Where a LayerScale stands behind a branch: a module of that name, or a parameter that multiplies; else ""."""
+    """The path of a LayerScale at the end of a branch: a module of that name, or a parameter as a factor; else ""."""
     for path in parts.after:
         part = attrgetter(path)(block)
         if isinstance(part, nn.Parameter) or type(part).__name__.startswith("LayerScale"):
@@ -374,8 +374,8 @@ def _scale_of(block: nn.Module, parts: BranchParts) -> str:
 
 
 def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]], given: int | None) -> int:
-    """By the norms in front of the branches, where they are declared; else what is given."""
-    found: dict[int, int] = {}  # the first block of each width
+    """The width, by the norms in front of the branches if they are declared; else as given."""
+    found: dict[int, int] = {}  # width -> the number of the first such block
     for number, (block, of_block) in enumerate(zip(blocks, parts), 1):
         for one in of_block:
             weight = getattr(block.get_submodule(one.norm), "weight", None) if one.norm else None

@@ -1,7 +1,7 @@
 """What the blocks of timm, transformers and torch add to the residual stream: a row for each class.
 
-Such a block is x = x + F(x, …) for each F of its row, in order. Blocks that pass the sum through an activation or a
-norm, as those of ResNet and BERT, have no row.
+Such a block computes x = x + F(x, …) for each F of its row, in order. Blocks that pass the sum through an activation or
+a norm, like those of ResNet and BERT, have no row.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ __all__ = [
     "parts_of",
 ]
 
-# F by its parts; as the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks what
-# takes the block's other arguments, and a parameter or a number is multiplied; or as a function (block, x, …) -> F(x)
+# F by its parts; or by the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks
+# what takes the block's other arguments, and parameters and numbers are factors; or as a function (block, x, …) -> F(x)
 BranchDeclaration = BranchParts | str | Callable[..., Tensor]
 
 
 def declare_branches(block_class: type[nn.Module], branches: Sequence[BranchDeclaration]) -> None:
-    """Say what blocks of a class of your own add to the residual stream, so that designs can join them.
+    """Declare what blocks of your own class add to the residual stream, so that designs can join them.
 
     Args:
-        branches: in order, x = x + F(x, …) for each. F is the paths that the stream goes through, such as
-            "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter or a
-            number is multiplied; a function (block, x, …) -> F(x), which hides the norm; or its
+        branches: the F of x = x + F(x, …), in order. Each is given by the paths that the stream goes through, such as
+            "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and parameters and
+            numbers are factors; by a function (block, x, …) -> F(x), which hides the norm; or by its
             :class:`BranchParts`, for the designs that work on linear layers.
 
     Raises:
-        UserError: something else.
+        UserError: ``branches`` is something else.
     """
 
     def is_one(branch: Any) -> bool:
@@ -64,7 +64,7 @@ def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
     """The branches of a block with their parts, as far as they are known; None for blocks without a row.
 
     Raises:
-        UserError: a declared path leads nowhere in the block, or a norm or linear layer is none.
+        UserError: a declared path leads nowhere in the block, or that of a norm or linear layer leads to no module.
     """
     cls = type(block)
     row = _DECLARED.get(cls) or _ROWS.get(f"{cls.__module__}.{cls.__qualname__}")
@@ -85,7 +85,7 @@ def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
 
 
 def _without_lost_linears(parts: BranchParts, block: nn.Module) -> BranchParts:
-    """Of a library's block with an attention or MLP of a user's own, the linear layers are not known."""
+    """Leave out the linear layers if a user has replaced the attention or MLP of a library's block by another."""
     try:
         for path in linear_paths(parts):
             attrgetter(path)(block)
@@ -96,17 +96,17 @@ def _without_lost_linears(parts: BranchParts, block: nn.Module) -> BranchParts:
 
 @torch.no_grad()
 def check_declared(block: nn.Module, *, may_call_block: bool = True) -> None:
-    """Raises UserError where the branches that a user has declared do not add up to the block on a random stream.
+    """Raise UserError if the branches that a user has declared do not add up to the block on a random stream.
 
-    Nothing is said of blocks that do not run on a stream alone, or whose weights are not there.
+    Blocks that do not run on a stream alone, or whose weights are on the meta device, are not checked.
 
     Args:
-        may_call_block: False where a design runs the branches, of which one that calls its block would run the design.
+        may_call_block: False if a design is to run the branches: one that calls its block would then run the design.
     """
     if type(block) not in _DECLARED or any(parameter.is_meta for parameter in block.parameters()):
         return
-    parts_of(block)  # whose paths lead somewhere
-    computed = (tensor for tensor in held_tensors(block) if not tensor.is_leaf)  # by a pass; deepcopy refuses them
+    parts_of(block)  # raises if a path leads nowhere
+    computed = (tensor for tensor in held_tensors(block) if not tensor.is_leaf)  # left by a pass; deepcopy refuses them
     copied = copy.deepcopy(block, {id(tensor): tensor.detach() for tensor in computed})
     block = copied.cpu().double().eval()  # a branch may be a millionth of the stream
     whole, called = block.forward, []
@@ -142,10 +142,10 @@ def check_declared(block: nn.Module, *, may_call_block: bool = True) -> None:
 
 
 def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
-    """What a block adds to the residual stream, in order: x = x + branch(x, …) for each is the block.
+    """What a block adds to the residual stream, in order: the block is x = x + branch(x, …) for each of them.
 
-    None where that is not what the block does, or where it is not declared: a ResNet's block passes the sum through
-    an activation, a post-norm block through a norm.
+    None if the block computes something else or is not declared: a ResNet's block passes the sum through an activation,
+    a post-norm block through a norm.
     """
     parts = parts_of(block)
     return None if parts is None else [partial(_branch, block, one) for one in parts]
@@ -156,7 +156,7 @@ def _branch(block: nn.Module, parts: BranchParts, x: Tensor, *args: Any, **kwarg
 
 
 def _parts_along(declared: BranchDeclaration, block: nn.Module) -> BranchParts:
-    """The parts on declared paths that are "norm layer* after …"; others, as a function, are walked along."""
+    """The parts of a declared branch. Paths other than "norm layer* after …" become a function that follows them."""
     if isinstance(declared, BranchParts):
         return declared
     if callable(declared):
@@ -186,13 +186,13 @@ def _at(block: nn.Module, path: str) -> Any:
 
 
 def is_norm(module: Any) -> bool:
-    """A layer of no parts, whose weight is one number a channel."""
+    """Whether a module counts as a norm: it has no submodules, and its weight is one number per channel."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 1 and next(module.children(), None) is None
 
 
 def check_no_norm_behind(design: str, block: nn.Module, parts: Sequence[BranchParts]) -> None:
-    """Raises UserError for a block with a norm at the end of a branch, in front of the sum, as in Gemma 2."""
+    """Raise UserError for a block with a norm at the end of a branch, before the sum, as in Gemma 2."""
     for path in (path for one in parts for path in one.after):
         if is_norm(attrgetter(path)(block)):
             kind = type(block).__name__
@@ -207,7 +207,7 @@ _NORM_BEHIND = ("attn* norm1 drop_path1", "mlp norm2 drop_path2")
 
 
 def _vit(block: Any) -> Sequence[BranchParts]:
-    """Block takes MLPs of several classes."""
+    """timm's Block, which takes MLPs of several classes."""
     mlp = block.mlp
     hidden: tuple[Projection, ...] = ()
     kind = f"{type(mlp).__module__}.{type(mlp).__qualname__}"
@@ -291,7 +291,7 @@ _GPT2 = (
 
 
 def _gpt2(block: Any) -> Sequence[BranchParts]:
-    """With cross-attention there is a branch between the two wherever an encoder's output is given."""
+    """No row with cross-attention, where a third branch comes between these two if an encoder's output is given."""
     return () if hasattr(block, "crossattention") else _GPT2
 
 
@@ -310,7 +310,7 @@ def _mamba_in_float32(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tenso
 
 
 def _encoder_layer(block: Any) -> Sequence[BranchParts]:
-    """With the norm in front; behind the sum it is no residual block."""
+    """A row only for layers whose norms come first; with norms after the sums they are no residual blocks."""
     if not block.norm_first:
         return ()
     return (
@@ -331,8 +331,8 @@ def _encoder_mlp(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return block.linear2(block.dropout(block.activation(block.linear1(block.norm2(x)))))
 
 
-# by the name of the class, so that no library is imported for a row; a function makes the row of a block;
-# it is empty for one whose branches are not always these
+# by the name of the class, so that no library is imported for a row; a function makes the row of a given block,
+# which is empty if its branches are not always these
 _ROWS: dict[str, Sequence[BranchDeclaration] | Callable[[Any], Sequence[BranchDeclaration]]] = {
     "torch.nn.modules.transformer.TransformerEncoderLayer": _encoder_layer,
     "timm.models.vision_transformer.Block": _vit,

@@ -2,11 +2,11 @@ r"""Residual and x_0 lambdas, as in nanochat (Karpathy, github.com/karpathy/nano
 
     x_{b+1} = Block_b(λ_b x_b + μ_b x_0)        x: (B, N, C), λ, μ: numbers, x_0: the start of the stream
 
-Start: λ = 1 and μ = 0, the plain network; nanochat has had other values of both since. There x_0 is the normed
-embedding, here the stream as it starts, in a StepsNet that of the step. Nanochat trains μ at a hundred times the rate
-of λ (0.5 and 0.005, beside matrices trained by Muon); here both have the rate of all other parameters. Parameters: 2 a
-block, of the first λ alone. Traffic: x and x_0 are read and their sum written once a block: 3 more, of the first 2.
-Memory: x_0; in training x of each block, for the gradient of λ.
+Start: λ = 1 and μ = 0, which is the plain network; nanochat has since used other values for both. There, x_0 is the
+normed embedding; here it is the stream as it starts, in a StepsNet that of each step. Nanochat trains μ at a hundred
+times the rate of λ (0.5 and 0.005, beside matrices trained by Muon); here both have the rate of all other parameters.
+Parameters: 2 per block, for the first block only λ. Traffic: x and x_0 are read and their sum is written once per
+block, which adds 3, or 2 in the first block. Memory: x_0; in training also x of each block, for the gradient of λ.
 """
 
 from __future__ import annotations

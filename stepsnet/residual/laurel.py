@@ -2,10 +2,10 @@ r"""LAuReL-LR: Menghani et al., "LAuReL: Learned Augmented Residual Layer", arXi
 
     x_{l+1} = F_l(x_l) + A_l B_l x_l + x_l        x: (B, N, C), A: (C, r), B: (r, C)
 
-Start: A = 0, the plain network, and B_ji = 1/√(rC) where i mod r = j, else 0, so its rows are orthogonal (Sec. 3.3,
-where the letters are the other way round: W = A B + I for rows x, and B A x). Parameters and MACs a token: 2 r C a
-branch. Traffic: that of the plain stream, the map being fused with the sum. Memory: Bx, (B, N, r). The paper's residual
-weights (RW) and previous activations (PA) are not part of this.
+Start: A = 0, which is the plain network, and B_ji = 1/√(rC) if i mod r = j, else 0, so that its rows are orthogonal
+(Sec. 3.3, where the letters are the other way round: W = A B + I for rows x, and B A x). Parameters, and MACs per
+token: 2 r C per branch. Traffic: as in the plain stream, with the map fused with the sum. Memory: Bx, (B, N, r). The
+paper's residual weights (RW) and previous activations (PA) are not part of this.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@ r"""LayerNorm Scaling: Sun et al., "The Curse of Depth in Large Language Models"
 
     x_{l+1} = x_l + Layer_l(norm(x_l) / √b)        b: the block's number in the model, from 1
 
-Both branches of a block have its number. Start: as the plain network but for the factor. Parameters, traffic, memory:
-those of the plain network. The paper leaves out any initialization that is scaled by depth besides; that of a library's
-blocks, such as GPT-2's, is left as it is here.
+Both branches of a block use its number. Start: as the plain network, but for the factor. Parameters, traffic, memory:
+as in the plain network. The paper drops any initialization that is scaled by depth; here, that of a library's blocks,
+such as GPT-2's, is kept.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class LayerNormScaling(Connection):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
-        # a number would be a constant of the block's graph, and each block be compiled anew
+        # a Python number would be a constant of the block's graph, and each block would be compiled anew
         self.register_buffer("factor", torch.empty(()), persistent=False)
-        self.register_load_state_dict_post_hook(_start_again)  # of a model that was empty until then
+        self.register_load_state_dict_post_hook(_start_again)  # for a model that was on the meta device until then
         self.init_weights()
 
     @classmethod
     def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
-        check_no_norm_behind("layer_norm_scaling", block, parts)  # which would take the factor out again
+        check_no_norm_behind("layer_norm_scaling", block, parts)  # which would undo the factor
 
     def init_weights(self) -> None:
         self.factor.fill_(self.place.block**-0.5)  # on the meta device it stays empty
@@ -57,7 +57,7 @@ class LayerNormScaling(Connection):
 
 
 def _start_again(connection: LayerNormScaling, keys: Any) -> None:
-    if connection.factor.is_meta:  # and the weights were assigned; a number on the CPU goes with those of any device
+    if connection.factor.is_meta:  # the weights were assigned; a CPU scalar works with those of any device
         connection.factor = torch.empty((), dtype=connection.factor.dtype)
     connection.init_weights()
 

@@ -2,9 +2,9 @@ r"""LayerScale: Touvron et al., "Going deeper with Image Transformers", arXiv 21
 
     x_{l+1} = x_l + diag(λ_l) F_l(x_l)        x, F(x): (B, N, C), λ: (C)
 
-Start: λ = 0.1 up to 18 blocks, 1e-5 up to 24 and 1e-6 beyond (Sec. 3), or ``initial``. Parameters: C a branch. MACs:
-C a token and branch, which the count of matrix products leaves out. Traffic: that of the plain stream, where the
-product is fused with the sum. Memory: F(x), kept for the gradient of λ.
+Start: λ = 0.1 up to 18 blocks, 1e-5 up to 24 and 1e-6 beyond (Sec. 3), or ``initial``. Parameters: C per branch. MACs:
+C per token and branch, which the count of matrix products leaves out. Traffic: as in the plain stream, if the product
+is fused with the sum. Memory: F(x), kept for the gradient of λ.
 """
 
 from __future__ import annotations

@@ -29,11 +29,10 @@ class BranchWeights:
     """Views of the weights of a branch's linear layers: what is drawn into them is drawn into the layers.
 
     Args:
-        queries_keys: of an attention; else none.
-        gates: of a gated MLP; else none.
-        values: of an attention's values, or of the layer in front of an MLP's last: what passes on, and is not a
-            factor of it.
-        last: of the layer that makes the output.
+        queries_keys: those of an attention; else empty.
+        gates: those of a gated MLP; else empty.
+        values: that of an attention's values, or of the layer before an MLP's last that is not a gate.
+        last: that of the layer that makes the output.
     """
 
     queries_keys: tuple[Tensor, ...]
@@ -46,9 +45,9 @@ class BranchWeights:
 
 
 def start_of(block: nn.Module, parts: BranchParts) -> BranchWeights | None:
-    """The weights of a branch whose linear layers are declared, to be drawn; their biases are 0 then.
+    """Set the biases of a branch's declared linear layers to 0 and return their weights, to be initialized.
 
-    None where transformers has loaded them, which marks what is not to be drawn again.
+    None if transformers has loaded them, which it marks so that they are not initialized again.
 
     Raises:
         UserError: FSDP has sharded them: what is drawn into a view of them would be lost.
@@ -70,12 +69,12 @@ def start_of(block: nn.Module, parts: BranchParts) -> BranchWeights | None:
 
 
 def linear_paths(parts: BranchParts) -> list[str]:
-    """Where a branch's linear layers are, each once, the last of them last."""
+    """The paths of a branch's linear layers, each once, with ``last`` at the end."""
     return [*dict.fromkeys(path for path, _, _ in parts.projections or parts.hidden), *[parts.last] * bool(parts.last)]
 
 
 def misses_linear(block: nn.Module, parts: BranchParts) -> str:
-    """The path of a declared layer that is no linear one of the block's, or of no such equal parts; else ""."""
+    """The path of a declared layer that is not linear or cannot be cut into the declared equal parts; else ""."""
     for path, _, count in (*(parts.projections or parts.hidden), *[(parts.last, 0, 1)] * bool(parts.last)):
         layer: Any = attrgetter(path)(block)
         weight = getattr(layer, "weight", None)
@@ -85,7 +84,7 @@ def misses_linear(block: nn.Module, parts: BranchParts) -> str:
 
 
 def _output_part(block: nn.Module, projection: Projection) -> Tensor:
-    """(out, in) of nn.Linear; transposed where transformers' Conv1D stores it so, which Xavier's rule does not see."""
+    """A weight (out, in) of nn.Linear, or (in, out) of transformers' Conv1D, which is the same to Xavier's rule."""
     path, part, count = projection
     layer: Any = block.get_submodule(path)
     return layer.weight.detach().chunk(count, _dim_of_outputs(layer))[part]
@@ -96,16 +95,16 @@ def _dim_of_outputs(layer: Any) -> int:
 
 
 def inputs_of_last(block: nn.Module, parts: BranchParts) -> int:
-    """The width of what the last layer of a branch reads; 0 where it is not declared, or is no linear layer."""
+    """The width of what the last layer of a branch reads; 0 if it is not declared or not linear."""
     layer = block.get_submodule(parts.last) if parts.last else None
     weight = getattr(layer, "weight", None)
     return weight.shape[1 - _dim_of_outputs(layer)] if isinstance(weight, Tensor) and weight.ndim == 2 else 0
 
 
 def heads_of(block: nn.Module, parts: BranchParts) -> int:
-    """The heads of an attention whose last layer is declared, by its ``num_heads`` or else its ``head_dim``.
+    """The number of heads of an attention whose last layer is declared, by its ``num_heads`` or else its ``head_dim``.
 
-    0 of an MLP, of an attention that is a function, and where neither is known.
+    0 for an MLP, for an attention that is given as a function, and if neither attribute is known.
     """
     if parts.projections is None or not parts.last or not parts.layer:
         return 0

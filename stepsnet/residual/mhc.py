@@ -6,16 +6,16 @@ r"""mHC, manifold-constrained Hyper-Connections: Xie et al., arXiv 2512.24880, E
     H̃ = α (x' φ) + b, for each of the three            φ_pre, φ_post: (nC, n), φ_res: (nC, n²), α: a number, b as H
     H_pre = σ(H̃_pre),   H_post = 2 σ(H̃_post),   H_res = Sinkhorn-Knopp(H̃_res)
 
-Sinkhorn-Knopp takes exp, and then scales columns and rows to sum to 1 in turn, 20 times, so that H_res is doubly
-stochastic and keeps the streams' mean. RMSNorm's weight is a part of φ (Sec. 4.3.1); coefficients are in float32. The
-streams start as copies, and end in their mean, on which the last H_res has no influence: its columns sum to 1.
+Sinkhorn-Knopp takes exp and then scales columns and rows in turn to sum to 1, 20 times, so that H_res is doubly
+stochastic and preserves the mean of the streams. RMSNorm's weight is part of φ (Sec. 4.3.1); coefficients are in
+float32. The streams start as copies and end in their mean, which the last H_res does not affect: its columns sum to 1.
 
 Start: α = 0.01 (Table 5 of the paper). The paper gives no start for b and φ; ours make the network nearly the plain
-one: H_pre = 1/n, H_post = 1, b_res = 0 on the diagonal and -8 elsewhere, so H_res is within 0.002 of I, and φ is normal
-with 0.02. φ must not be 0: equal streams with equal coefficients would have equal gradients, and stay equal for ever.
-Parameters a branch: (n² + 2n)(nC + 1) + 3. MACs a token and branch: (n² + 2n) n C + n² C + 2 n C. Traffic a branch: n
-read and 1 written for F's input, n + 1 read and n written; n + 1 for the mean at the end.
-Memory: n streams.
+one: H_pre = 1/n, H_post = 1, b_res = 0 on the diagonal and -8 elsewhere, so that H_res is within 0.002 of I; φ is
+normal with standard deviation 0.02. φ must not be 0: equal streams with equal coefficients would have equal gradients,
+and stay equal forever. Parameters per branch: (n² + 2n)(nC + 1) + 3. MACs per token and branch:
+(n² + 2n) n C + n² C + 2 n C. Traffic per branch: n read and 1 written for F's input, n + 1 read and n written for the
+streams; n + 1 for the mean at the end. Memory: n streams.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["MHC", "sinkhorn_knopp"]
 
 
 class _Scalings(torch.autograd.Function):
-    """Columns and rows scaled in turn: for the backward pass the sums alone are kept, with the result.
+    """Scale columns and rows in turn. For the backward pass, only the sums and the result are kept.
 
-    y = x / s with s = Σ x gives x = y s and ∂x = (∂y - Σ ∂y y) / s; autograd would keep every matrix on the way.
+    y = x / s with s = Σ x gives x = y s and ∂x = (∂y - Σ ∂y y) / s; autograd would keep every intermediate matrix.
     """
 
     @staticmethod
@@ -46,12 +46,12 @@ class _Scalings(torch.autograd.Function):
         M, sums = K, []
         for index in range(scalings):
             sums.append(M.sum((index + 1) % 2, keepdim=True))
-            M = M / sums[-1]  # not in place: torch 2.11, compiled, then gives a gradient of 0
+            M = M / sums[-1]  # not in place: compiled by torch 2.11, that gives a gradient of 0
         ctx.save_for_backward(M, *sums)
         return M
 
     @staticmethod
-    @once_differentiable  # the sums are no outputs: a second derivative would take them for constants
+    @once_differentiable  # the sums are not outputs: a second derivative would take them for constants
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         M, *sums = ctx.saved_tensors
         M, g = M.clone(), gradient.clone()
@@ -65,9 +65,9 @@ class _Scalings(torch.autograd.Function):
 def sinkhorn_knopp(logits: Tensor, iterations: int) -> Tensor:
     """(…, n, n) -> doubly stochastic matrices (…, n, n), by Eq. 9.
 
-    The first scalings are of logarithms, so that nothing overflows and no row is 0: behind them a sum is 1/n² at least.
-    Tokens are the last dimension inside, so that a sum over four numbers is one over four rows of tokens; on a CPU this
-    is four times as fast.
+    The first scalings are done on logarithms, so that nothing overflows and no row is 0: after them, every sum is at
+    least 1/n². Internally, tokens are the last dimension, so that a sum over four numbers adds four rows of tokens; on
+    a CPU this is four times as fast.
     """
     L = logits.flatten(0, -3).movedim(0, -1).contiguous().log_softmax(0)  # (n, n, tokens), columns sum to 1
     if iterations == 1:
@@ -96,7 +96,7 @@ class MHC(Connection):
     def init_weights(self) -> None:
         nn.init.normal_(self.phi, std=0.02)
         nn.init.constant_(self.alpha, 0.01)
-        pre = torch.full((self.n,), -math.log(self.n - 1))  # σ is 1/n
+        pre = torch.full((self.n,), -math.log(self.n - 1))  # its σ is 1/n
         set_start(self.b, torch.cat([pre, torch.zeros(self.n), 8 * (torch.eye(self.n) - 1).flatten()]))
 
     def coefficients(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

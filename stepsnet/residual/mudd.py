@@ -4,18 +4,19 @@ r"""MUDD, multiway dynamic dense connections: Xiao et al., arXiv 2502.12170, Eqs
     X̄^c_i = Σ_{j ≤ i} A^c_ij X_j,   [A^Q_i, A^K_i, A^V_i, A^R_i] = GELU(RMSNorm(X_i) W_1) W_2 + a_i
 
 X, X̄: (B, N, C), X_0 = X̄^c_0: the start of the stream, A^c_i: (B, N, i + 1), W_1: (C, K), W_2: (K, 4 (i + 1)),
-a_i: 4 (i + 1), K = 4 (i + 1). The end of the stream is X̄^R_L, so the last block has that sum alone, with the same K.
-RMSNorm has no weight, which would only multiply W_1. Queries, keys and values go through the block's one norm; weights
-of norms of their own (Fig. 2e) would only multiply the projections behind them.
+a_i: 4 (i + 1), K = 4 (i + 1). The end of the stream is X̄^R_L, so the last block has only that sum, with the same K.
+RMSNorm has no weight, since it would only multiply W_1. Queries, keys and values share the block's norm; weights of
+separate norms (Fig. 2e) would only multiply the projections after them.
 
 With ``prepost_norm`` (Eq. 10, for deep and narrow models): X̄^c_i = X_i + RMSNorm(Σ_j A^c_ij RMSNorm(X_j)), each
 RMSNorm with a weight. The paper's MLPs that grow with depth (Eq. 9) are not part of this.
 
-Start: W_1 normal with a variance of 1/C, W_2 = 0, a_ii = 1 and else 0: the plain network; with ``prepost_norm``
-a = 0, and the weights of the RMSNorms are 1 and 0.001. Parameters behind block i: C K + K 4 (i + 1) + 4 (i + 1), and
-those norms. MACs a token: as many without a, and 4 (i + 1) C for the sums, which the count leaves out; of an affine
-LayerNorm it has 10 C a block more, for two more inputs. Traffic a block: 6 as plain, i + 1 read and 4 written, 1 behind
-the last block; with ``prepost_norm`` the normed X_i is written besides. Memory: all X_i and four X̄.
+Start: W_1 is normal with a variance of 1/C, W_2 = 0, a_ii = 1 and the rest of a is 0, which is the plain network; with
+``prepost_norm``, a = 0, and the weights of the inner and outer RMSNorms are 1 and 0.001. Parameters after block i:
+C K + K 4 (i + 1) + 4 (i + 1), and those norms. MACs per token: as many without a, and 4 (i + 1) C for the sums, which
+the count leaves out; with affine LayerNorms, it has 10 C more per block, for two more inputs. Traffic per block:
+6 as plain, i + 1 read and 4 written, 1 after the last block; with ``prepost_norm`` the normed X_i is written as well.
+Memory: all X_i and four X̄.
 """
 
 from __future__ import annotations
@@ -157,6 +158,6 @@ class MUDD(SourceSum, Connection):
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
         total = sum(i + 1 + (1 if i == layers else WAYS) for i in range(1, layers + 1))
-        # X_0 is read and its normed one written; behind all blocks but the last, that of X_i besides the sums
+        # X_0 is read and written normed; after all blocks but the last, the normed X_i is written besides the sums
         normed = 2 + layers - 1 if options["prepost_norm"] else 0
         return 6.0 + (total + normed) / layers

@@ -3,11 +3,11 @@ r"""NormFormer: Shleifer et al., "Improved Transformer Pretraining with Extra No
     x' = x + Norm(W_o [γ_1 head_1, …, γ_H head_H](Norm(x)))        γ: one number a head
     x_{l+1} = x' + W_2 Norm(GELU(W_1 Norm(x')))
 
-In a gated MLP the norm stands in front of the last layer as well. Norms have the class of those in front of the
-branches. Dropout that a library has put at the end of its attention, as in GPT-2, stays in front of the norm; that of
-the authors is behind it. The paper's learned scale of the MLP's shortcut, which it leaves to choice, is not part of
-this. Start: γ = 1, norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain
-stream, the norm behind the attention being fused with the sum; that inside of the MLP is none of the stream's.
+In a gated MLP, the norm also stands in front of the last layer. Norms have the class of those in front of the branches.
+Dropout that a library puts at the end of its attention, as in GPT-2, comes before the norm; the authors' comes after
+it. The paper's learned scale of the MLP's shortcut, which is optional there, is not part of this. Start: γ = 1, norms
+as usual. Parameters: H + 2C + 8C per block with an MLP of 4C. Traffic: as in the plain stream, with the norm after the
+attention fused with the sum; the norm inside the MLP does not touch the stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NormFormer(Connection):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
-        # in front of the last layer, and behind an attention
+        # ``inner`` stands in front of the last layer, ``norm`` behind an attention
         self.inner: Any = HeadScale(place.heads) if place.heads else _norm_of(place.inputs, place.norm)
         self.norm = _norm_of(place.width, place.norm) if place.heads else None
 
@@ -64,10 +64,10 @@ class NormFormer(Connection):
 
 
 def _norm_of(width: int, norm: Any) -> nn.Module:
-    """A new norm of the same kind; transformers' RMSNorm calls its ε otherwise.
+    """A new norm of the same kind. transformers' RMSNorm has another name for its ε.
 
     Raises:
-        UserError: a norm that is not made of a width and its ε.
+        UserError: the norm's class does not take a width and an ε.
     """
     try:
         made = type(norm)(width, eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
@@ -76,7 +76,7 @@ def _norm_of(width: int, norm: Any) -> nn.Module:
         raise UserError(f"residual: normformer: got the norm {kind}, expected one that is {kind}(C, eps=…)") from None
     if hasattr(norm, "elementwise_affine"):
         made.elementwise_affine = norm.elementwise_affine
-    for part in ("weight", "bias"):  # which the one in front may leave out
+    for part in ("weight", "bias"):  # which the norm in front may not have
         if getattr(norm, part, made) is None:
             setattr(made, part, None)
     return made

@@ -15,14 +15,14 @@ __all__ = ["Passage", "PassingBlock"]
 
 
 def _same(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN with NaN; taken for granted where tensors have no values."""
+    """Whether two tensors are equal, NaN being equal to NaN; assumed if they have no values."""
     if x is other or x.is_meta or type(x) is not Tensor or torch.compiler.is_compiling():
         return True
     return x.shape == other.shape and torch.allclose(x, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _writes(x: Tensor) -> int:
-    """How often a tensor was changed in place, where that is counted."""
+    """How often a tensor has been changed in place; 0 if torch does not count."""
     return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
@@ -37,9 +37,9 @@ class Passage:
         self.wiring = wiring
         self.state: State = None
         self.shown: Tensor | None = None  # what the last block has returned
-        self.writes = 0  # to that tensor, by then
-        self.kept: Tensor | None = None  # a copy of one of which torch counts no writes
-        self.begun: dict[int, tuple[Tensor, State]] = {}  # what each block began with, for one that is run again
+        self.writes = 0  # in-place changes of that tensor when it was returned
+        self.kept: Tensor | None = None  # a copy of that tensor, if torch does not count its changes
+        self.begun: dict[int, tuple[Tensor, State]] = {}  # what each block began with, in case it is run again
 
 
 class PassingBlock:
@@ -64,8 +64,8 @@ class PassingBlock:
 
     def _state_for(self, x: Tensor) -> State:
         one = self.passage
-        if self.index == 0:  # also of another pass on an equal stream, or where it is run again
-            if not _in_backward():  # by which the others may be run again once more
+        if self.index == 0:  # also in another pass on an equal stream, or when it is run again
+            if not _in_backward():  # in which the other blocks may still be run again
                 one.begun.clear()
             return one.wiring.start(x)
         if one.shown is None:
@@ -73,7 +73,7 @@ class PassingBlock:
                 f"block {self.index} of a connected sequence: got a stream in which no block before it has run; the "
                 "stream of this design is more than that tensor, run the container or its blocks in order, in one loop"
             )
-        if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps from a view of its own
+        if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps on another view of x
             return one.begun[self.index][1]
         if _same(x, one.shown) and one.writes == _writes(one.shown) and (one.kept is None or _same(x, one.kept)):
             return one.state

@@ -2,10 +2,10 @@ r"""Peri-LN: Kim et al., "Peri-LN: Revisiting Normalization Layer in the Transfo
 
     x_{l+1} = x_l + Norm(Layer_l(Norm(x_l)))
 
-The norm behind is as the one in front was at its start. The paper may normalize the embedding too; that is the
-model's, and left as it is, since the stream's start is to be the same in all designs. Stochastic depth and LayerScale
-stay behind the norm; dropout that a library has put at the end of its attention or MLP, as in GPT-2, stays in front.
-Parameters: those of a norm a branch. Traffic: that of the plain stream, the norm behind being fused with the sum.
+The output norm is a copy of the norm in front, reset to its start values. The paper may also normalize the embedding;
+here that is left to the model, so that the stream starts alike in all designs. Stochastic depth and LayerScale come
+after the output norm; dropout that a library puts at the end of its attention or MLP, as in GPT-2, comes before it.
+Parameters: one more norm per branch. Traffic: as in the plain stream, with the output norm fused with the sum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PeriLN(Connection):
         norm: Any = place.norm
         self.norm = copy.deepcopy(norm).requires_grad_()
         for hooks in (self.norm._forward_pre_hooks, self.norm._forward_hooks):
-            hooks.clear()  # which are of the one in front
+            hooks.clear()  # those of the norm in front
         self.init_weights()
 
     @classmethod

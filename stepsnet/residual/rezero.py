@@ -4,9 +4,9 @@ r"""ReZero: Bachlechner et al., "ReZero is All You Need", arXiv 2003.04887, Eq. 
 
 Each branch has an α of its own; the authors' Transformer layers share one between attention and MLP.
 
-Start: α = 0, so that the network is the identity; the linear layers by Xavier's rule, as in the paper's Transformers,
-where they are declared, else as the block's library has them. The model's last norm stays, as do norms inside of a
-branch, such as those of queries and keys. Parameters: one a branch, less the norms. Traffic: that of the plain stream.
+Start: α = 0, so that the network is the identity. Declared linear layers are initialized by Xavier's rule, as in the
+paper's Transformers, others as in the block's library. The model's last norm stays, and so do norms inside a branch,
+such as those of queries and keys. Parameters: one per branch, minus the norms. Traffic: as in the plain stream.
 """
 
 from __future__ import annotations

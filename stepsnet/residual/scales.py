@@ -1,4 +1,4 @@
-"""One learned number, or one a head: what several designs multiply or add."""
+"""A learned number, or one per head, that several designs multiply by or add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values of an attention from inputs of their own, in blocks of timm and transformers as they are."""
+"""Separate inputs for the queries, keys and values of an attention, in unmodified blocks of timm and transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LinearOfSeveral", "check_separable", "separate"]
 
 
 class LinearOfSeveral(nn.Linear):
-    """An ``nn.Linear`` with the same weights, each equal part of whose output may have an input of its own."""
+    """An ``nn.Linear`` with the same weights in which each equal part of the output may have an input of its own."""
 
     inputs: tuple[Tensor, ...] | None = None  # one for each part, while the branch runs
 
@@ -31,8 +31,10 @@ class LinearOfSeveral(nn.Linear):
 
 
 def check_separable(name: str, block: nn.Module, parts: Sequence[BranchParts]) -> None:
-    """Raises UserError where a block's first branch is no attention of linear layers, each part of whose output is its
-    queries, keys or values; ``name`` is the design's.
+    """Raise UserError unless the inputs of a block's first branch can be separated.
+
+    It has to be an attention of ``nn.Linear`` layers, each part of whose outputs is its queries, keys or values.
+    ``name`` is that of the design.
     """
     kind, first = type(block).__name__, parts[0]
     if first.projections is None:
@@ -49,6 +51,6 @@ def check_separable(name: str, block: nn.Module, parts: Sequence[BranchParts]) -
 
 
 def separate(block: nn.Module, parts: Sequence[BranchParts]) -> None:
-    """Let the first branch of a checked block, in place, take inputs apart: :meth:`BoundBranch.attend`."""
+    """Make the first branch of a checked block take separate inputs, in place: :meth:`BoundBranch.attend`."""
     for path in {path for path, _, _ in parts[0].projections or ()}:
         block.get_submodule(path).__class__ = LinearOfSeveral

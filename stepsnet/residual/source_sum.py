@@ -1,7 +1,8 @@
-"""Sums over the outputs of all blocks before, as several designs take them.
+"""Sums over the outputs of all earlier blocks, as several designs take them.
 
-The number of sources grows from block to block, and ``torch.compile`` makes a kernel for each. So compiled sums take at
-most nine sources at once, those of Attention Residuals in 8 groups, and go on from the total of those before.
+The number of sources grows from block to block, and ``torch.compile`` makes a kernel for each number. So compiled sums
+take at most nine sources at a time, as many as Attention Residuals in 8 groups have, and continue from the total of
+those before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Sources = tuple[Tensor, ...]  # of (B, N, C)
 
 
 class SourceSum(DesignPart):
-    """What sums over many sources by :meth:`add`."""
+    """A module that sums over many sources by :meth:`add`."""
 
     widens: ClassVar[bool] = False  # whether ``add`` makes float32 copies of its sources that the gradient would keep
     # (function, its arguments) -> the function as compiled for them; set by models.compilation.compile_blocks
@@ -32,9 +33,9 @@ class SourceSum(DesignPart):
 
     @staticmethod
     def add(sources: Sources, total: Any, *weights: Tensor) -> Any:
-        """Some sources and the total of those before, None where there are none, -> the total of all.
+        """Some sources and the total of those before them, None if there are none, -> the total of all.
 
-        A static method: it is a function of tensors alone, so that all blocks share what is compiled of it.
+        A static method, since it is a function of tensors alone: so all blocks share its compiled code.
         """
         raise NotImplementedError
 
@@ -43,7 +44,7 @@ class SourceSum(DesignPart):
 
         Args:
             each: weights whose first dimension is that of the sources; ``add`` gets those of its sources.
-            shared: weights that are the same for all sources; ``add`` gets them behind the others.
+            shared: weights that are the same for all sources; ``add`` gets them after the others.
         """
         total = None
         for at in [slice(None)] if self.at_once(sources) else _groups(len(sources)):
@@ -55,21 +56,21 @@ class SourceSum(DesignPart):
         return len(sources) <= AT_ONCE or not self._is_compiled()
 
     def run(self, function: Callable[..., Any], sources: Sources, *arguments: Any) -> Any:
-        """A function of sources and other tensors, as compiled where the model's blocks are."""
+        """Call a function of sources and other tensors, compiled if the model's blocks are."""
         if self._is_compiled():
             assert self.compiled is not None
             function = self.compiled(function, sources, *arguments)
         elif self.widens and sources[0].dtype not in _PRECISE and not torch.compiler.is_compiling():
-            # each block would keep copies of all sources, in all the square of their number: they are made again
+            # each block would keep copies of all sources, the square of their number in total: they are made again
             return checkpoint(function, sources, *arguments, use_reentrant=False, preserve_rng_state=False)
         return function(sources, *arguments)
 
     def _is_compiled(self) -> bool:
-        return self.compiled is not None and not torch.compiler.is_compiling()  # else it is a part of a graph
+        return self.compiled is not None and not torch.compiler.is_compiling()  # while compiling, it is part of a graph
 
 
 def _groups(count: int) -> Iterator[slice]:
-    """The first group has what is left over, so that all that go on from a total are of one size."""
+    """Slices of the sources. The first takes the remainder, so that all that continue from a total are of one size."""
     end = (count - 1) % AT_ONCE + 1
     yield slice(0, end)
     for begin in range(end, count, AT_ONCE):

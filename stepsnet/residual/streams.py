@@ -1,4 +1,4 @@
-"""Several streams side by side, as the hyper-connections and AltUp have them."""
+"""Several streams side by side, as in Hyper-Connections and AltUp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Streams"]
 
 
 class Streams(Wiring):
-    """State: n streams (B, N, n, C), copies of x at the start, and their mean at the end."""
+    """State: n streams (B, N, n, C), which start as copies of x and end in their mean."""
 
     def start(self, x: Tensor) -> Tensor:
         return x.unsqueeze(-2).expand(*x.shape[:-1], self.options["streams"], x.shape[-1])
@@ -19,4 +19,4 @@ class Streams(Wiring):
         return state.mean(-2)
 
     def gradient_of_stream(self, gradient: Tensor) -> Tensor:
-        return gradient.sum(-2)  # of all streams alike
+        return gradient.sum(-2)  # a shift of the stream shifts all n alike

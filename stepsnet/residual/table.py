@@ -1,4 +1,4 @@
-"""All designs by name: a line each, in the order in which they are shown. A new one is a file and a line here."""
+"""All designs by name, one line each, in the order in which they are shown. A new design is a file and a line here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["DESIGNS"]
 
 
 class _Designs(dict[str, type[Connection] | None]):
-    """Others may be added; those that are there stay what their names say in results."""
+    """Designs by name. Users may add others but not replace ours, since results refer to them by name."""
 
     def __setitem__(self, name: str, design: type[Connection] | None) -> None:
         if name in _OURS and design is not _OURS[name]:
@@ -51,7 +51,7 @@ class _Designs(dict[str, type[Connection] | None]):
 
 
 def _file_of(design: Any) -> str:
-    """Of a module, which is ``__main__`` as a script and may be imported once more by its name, or be reloaded."""
+    """The file of a design. Its module may be ``__main__`` in a script and imported again by name, or be reloaded."""
     module = sys.modules.get(design.__module__)
     return getattr(module, "__file__", None) or design.__module__
 

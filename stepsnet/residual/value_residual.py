@@ -2,11 +2,11 @@ r"""Value residual: Zhou et al., "Value Residual Learning" (ResFormer), arXiv 24
 
     V'_l = λ_{l,1} V_1 + λ_{l,2} V_l,   V_l = W^V_l norm(x_l)        V: (B, N, C), λ: numbers
 
-The attention uses V' in place of V in all attentions but the first, and a cache of keys and values holds V'. V_1 is
-that of the first attention of the stream; in a StepsNet of each step, since its widths differ. Start: both λ at 0.5,
-learned (the paper's learnable ResFormer). Parameters: 2 a block but the first. Traffic: V_1 and V_l are read and V'
-written once a block but the first: 3 more. Memory: V_1; in training V_l of each block, for the gradient of λ, and with
-it the queries and keys of a fused projection, whose output it is a part of: 3 of (B, N, C) a block.
+All attentions but the first use V' in place of V, and a cache of keys and values holds V'. V_1 is that of the first
+attention of the stream; in a StepsNet that of each step, since the widths differ. Start: both λ at 0.5, learned (the
+paper's learnable ResFormer). Parameters: 2 per block except the first. Traffic: V_1 and V_l are read and V' is written
+once per block except the first, which adds 3. Memory: V_1; in training also V_l of each block, for the gradient of λ,
+and with it the queries and keys of a fused projection, since V_l is part of its output: 3 of (B, N, C) per block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ValueResidual"]
 
 
 class _WithValues(Wiring):
-    """State: (x), and (V_1, x) behind the first attention."""
+    """State: (x,), and (V_1, x) after the first attention."""
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x,)
@@ -45,11 +45,11 @@ class ValueResidual(Connection):
         super().__init__(place, options)
         assert place.parts is not None
         self.is_attention = place.parts.values is not None
-        # of V_1 and V_l; the first attention of the stream has one of the two alone
+        # of V_1 and V_l; the first attention of the stream has only one of the two
         self.mix = nn.Parameter(torch.empty(2)) if self.is_attention and place.attention > 1 else None
-        self.running = False  # the branch: else the attention is called by somebody who looks at it alone
+        self.running = False  # whether the branch is; else someone calls the attention by itself
         self.first: Tensor | None = None  # V_1, while the branch runs
-        self.made: Tensor | None = None  # V_l, when it has run
+        self.made: Tensor | None = None  # V_l, once the attention has run
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -64,9 +64,9 @@ class ValueResidual(Connection):
             self.first, self.running = first[0] if first else None, True
             x = x + F(x)
             made = self.made
-        finally:  # a checkpoint ends a pass that it runs again as soon as it has what it needs
+        finally:  # a checkpoint aborts a pass that it recomputes once it has what it needs
             self.first, self.made, self.running = None, None, False
-        if made is None:  # the attention has not run: its block is dropped, and the next is the first
+        if made is None:  # the attention has not run: its block is dropped, and the next one is the first
             return (*first, x)
         return (first[0] if first else made, x)
 
@@ -79,7 +79,7 @@ class ValueResidual(Connection):
 
     @classmethod
     def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
-        if (count := sum(one.values is not None for one in parts)) > 1:  # such as one across, of other tokens
+        if (count := sum(one.values is not None for one in parts)) > 1:  # such as cross-attention, to other tokens
             kind = type(block).__name__
             raise UserError(f"residual: value_residual: got {kind} with {count} attentions, expected one in each block")
 
@@ -95,7 +95,7 @@ class ValueResidual(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 9.0 - 6.0 / layers  # of layers / 2 attentions all but the first mix
+        return 9.0 - 6.0 / layers  # all of the layers / 2 attentions but the first mix
 
 
 def _mix(
