@@ -109,7 +109,8 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
     kind = kind_of(folder)
     if kind == "sweep":
         raise UserError(
-            f"resume: {folder} is a sweep's, expected a run's or a comparison's; `stepsnet resume` takes it"
+            f"resume: got {folder}, the folder of a sweep, expected that of a run or a comparison; "
+            "`stepsnet resume` continues a sweep"
         )
     if kind == "run":
         require_run(folder)

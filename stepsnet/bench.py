@@ -152,7 +152,7 @@ def bench(
             raise UserError(f"--{name}: got {value}, expected at least 1")
     where = pick_device(device)
     if compile and "torch" not in runtimes:
-        raise UserError(f"--compile: got it with the runtime {', '.join(runtimes)}, expected torch among them")
+        raise UserError(f"--compile: got it with --runtime {','.join(runtimes)}, expected torch among the runtimes")
     if others := _other_runtimes(runtimes, where, amp_dtype):
         train, memory_batches = False, None
     rows: list[dict[str, Any]] = []

@@ -36,7 +36,7 @@ def cache_folder() -> Path:
         folder = Path(tempfile.gettempdir()) / f"stepsnet-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-            raise UserError(f"cache: {folder} is somebody else's; STEPSNET_CACHE names another folder") from None
+            raise UserError(f"cache: {folder} is somebody else's; set STEPSNET_CACHE to another folder") from None
         return folder
 
 
@@ -77,7 +77,7 @@ def locked_entry(path: Path) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         reason = "its disk has no locks (flock)" if error.errno in LOCKLESS else error.strerror or error
-        raise UserError(f"cannot write {path.parent}: {reason}; STEPSNET_CACHE names another folder") from None
+        raise UserError(f"cannot write {path.parent}: {reason}; set STEPSNET_CACHE to another folder") from None
     try:
         yield
     finally:
@@ -87,7 +87,7 @@ def locked_entry(path: Path) -> Iterator[None]:
 def say_damaged(entry: Path) -> None:
     """Say on stderr that an entry of the cache cannot be used, if there is one."""
     if entry.exists():
-        say(f"stepsnet: the cache entry {entry} is damaged or of an earlier version, it is made again", error=True)
+        say(f"stepsnet: the cache entry {entry} is damaged or from an earlier version; it is made again", error=True)
 
 
 def _read_entry(path: Path) -> str | None:

@@ -65,7 +65,7 @@ class Checkpoint:
         """Raises UserError if the checkpoint is of data with other counts than these."""
         if now != (before := self.state["data"]):
             got, expected = (", ".join(f"{name} {count}" for name, count in of.items()) for of in (now, before))
-            raise UserError(f"--resume: the data have {got}; expected those that the run began with: {expected}")
+            raise UserError(f"--resume: the data have {got}, expected the counts that the run began with: {expected}")
 
 
 def latest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, list[str]]:

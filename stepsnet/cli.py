@@ -57,8 +57,8 @@ def _run(given: list[str]) -> None:
     if rest:
         rest = [argument for argument in rest if argument.startswith("-")] or rest  # the others may be its values
         known = dict.fromkeys(re.findall(r"--[\w-]+", options.parser.format_help()))
-        hint = nearest(rest[0].partition("=")[0], known) if given[0] in VERBS else ", or behind the verb"
-        options.parser.error(f"got {' '.join(rest)}, expected none of it{hint}")
+        hint = nearest(rest[0].partition("=")[0], known) if given[0] in VERBS else " before the verb"
+        options.parser.error(f"got {' '.join(rest)}, expected no such argument{hint}")
     options.verb(options)
 
 

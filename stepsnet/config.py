@@ -64,70 +64,84 @@ class TrainingSettings:
 
     epochs: Count = Field(default=300, description="passes over the training data")
     earlier_epochs: tuple[tuple[Count, Count], ...] = Field(
-        default=(), description="(update, epochs) for each length that the schedule had until that update"
+        default=(), description="[update, epochs] for each earlier length of the schedule, which held until that update"
     )
     batch_size: Count = Field(default=1024, description="samples per update, over all ranks and accumulated parts")
     accumulation_steps: Count = Field(default=1, description="forward passes per update on each rank, to save memory")
     opt: str = Field(default="adamw", description="any of timm's optimizers")
     lr: float = Field(default=1e-3, ge=0, le=1e6, description="the highest learning rate")
     lr_base_size: Count | None = Field(
-        default=None, description="samples per update that lr is meant for; null: as it is"
+        default=None,
+        description="batch_size that lr is meant for; lr is scaled from it to batch_size; null: lr is not scaled",
     )
-    lr_base_scale: Literal["linear", "sqrt"] = Field(default="linear", description="how lr is scaled to batch_size")
+    lr_base_scale: Literal["linear", "sqrt"] = Field(default="linear", description="how lr is scaled with batch_size")
     betas: tuple[BelowOne, BelowOne] | None = Field(
-        default=None, description="of optimizers that have two; null: the optimizer's own, of adamw 0.9 and 0.999"
+        default=None,
+        description="for optimizers that have two; null: the optimizer's own default, for adamw 0.9 and 0.999",
     )
-    momentum: BelowOne = Field(default=0.9, description="of optimizers that have it in place of betas")
+    momentum: BelowOne = Field(default=0.9, description="for optimizers that have it in place of betas")
     eps: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="of the optimizer; null: its own, of adamw 1e-8"
+        default=None, description="eps of the optimizer; null: its own default, for adamw 1e-8"
     )
     weight_decay: float = Field(
         default=0.05, ge=0, le=1e6, description="not applied to norms, biases and what the model exempts"
     )
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="the rate of each block as a share of the next one's"
+        default=None, description="learning rate of each block as a share of the next block's; null: the same for all"
     )
-    sched: Literal["cosine", "poly", "multistep"] = Field(default="cosine", description="the schedule after the warmup")
-    poly_power: Factor = Field(default=1.0, description="of sched=poly")
+    sched: Literal["cosine", "poly", "multistep"] = Field(
+        default="cosine", description="learning rate schedule after the warmup"
+    )
+    poly_power: Factor = Field(default=1.0, description="for sched=poly: the exponent")
     milestones: tuple[Positive, ...] = Field(
-        default=(), description="of sched=multistep: epochs after which the rate drops"
+        default=(), description="for sched=multistep: epochs after which the rate drops"
     )
-    decay_rate: Share = Field(default=0.1, description="of sched=multistep: the factor of each drop")
-    warmup_epochs: float = Field(default=20.0, ge=0, le=2**31, description="linear warmup, from warmup_lr")
-    warmup_lr: float = Field(default=5e-7, ge=0, le=1e6, description="where the warmup begins")
-    min_lr: float = Field(default=5e-6, ge=0, le=1e6, description="where the schedule ends; not of sched=multistep")
+    decay_rate: Share = Field(default=0.1, description="for sched=multistep: the factor of each drop")
+    warmup_epochs: float = Field(default=20.0, ge=0, le=2**31, description="length of the linear warmup from warmup_lr")
+    warmup_lr: float = Field(default=5e-7, ge=0, le=1e6, description="learning rate at which the warmup begins")
+    min_lr: float = Field(
+        default=5e-6, ge=0, le=1e6, description="learning rate at which the schedule ends; not for sched=multistep"
+    )
     clip_grad: float | None = Field(
         default=5.0, ge=1e-6, le=1e9, description="largest norm of all gradients together; null: no clipping"
     )
-    amp_dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="of the forward pass")
+    amp_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="precision of the forward pass"
+    )
     ema_decay: BelowOne | None = Field(
-        default=None, description="of an average of the weights, which is then evaluated"
+        default=None, description="decay of a moving average of the weights, which is then evaluated; null: no average"
     )
     grad_checkpointing: Share | tuple[Side, ...] = Field(
         default=0.0,
-        description="blocks that the backward pass recomputes: a share of them, the first ones, or a list of steps",
+        description="blocks that the backward pass recomputes: a share of them, from the first on, or a list of steps",
     )
     compile: bool = Field(default=False, description="torch.compile, one block at a time")
     cuda_graph: bool = Field(
-        default=False, description="replay the passes through the model as CUDA graphs: for narrow, deep ones on a GPU"
+        default=False,
+        description="replay the passes through the model as CUDA graphs: for narrow, deep models on a GPU",
     )
     parallel: Literal["ddp", "fsdp"] = Field(default="ddp", description="how torchrun's processes share the model")
-    seed: int = Field(default=0, ge=0, le=2**63 - 1, description="of the weights, the order of the data and all noise")
+    seed: int = Field(
+        default=0, ge=0, le=2**63 - 1, description="seed of the weights, the order of the data and all other randomness"
+    )
     device: str = Field(default="auto", description="cpu, cuda, …; auto: an accelerator if there is one")
     threads: int | None = Field(
         default=None,
         ge=1,
         le=4096,
-        description="of the CPU per process; null: torch's choice, which config.yaml then keeps",
+        description="CPU threads per process; null: torch's choice, which config.yaml then records",
     )
     workers: int = Field(default=0, ge=0, le=1024, description="processes per rank that load images; text needs none")
-    keep_checkpoints: Count = Field(default=2, description="the latest; the best by the task's metric is kept as well")
+    keep_checkpoints: Count = Field(
+        default=2, description="latest checkpoints to keep; the best by the task's metric is kept as well"
+    )
     checkpoint_interval: int = Field(
-        default=0, ge=0, le=2**31, description="updates between checkpoints within an epoch; 0: at its end"
+        default=0, ge=0, le=2**31, description="updates between checkpoints within an epoch; 0: only at its end"
     )
     log_interval: Count = Field(default=50, description="updates between lines in metrics.jsonl")
     tracker: Literal["tensorboard", "trackio", "wandb"] | None = Field(
-        default=None, description="besides metrics.jsonl, and besides TensorBoard where it is installed; null: no other"
+        default=None,
+        description="also gets the metrics, besides metrics.jsonl and (where installed) TensorBoard; null: no other",
     )
     stream_epochs: int = Field(
         default=0, ge=0, le=2**31, description="epochs between measurements of the residual stream; 0: never"
@@ -136,7 +150,7 @@ class TrainingSettings:
         default=0,
         ge=0,
         le=2**31,
-        description="updates between such measurements in training, which run eagerly; 0: never",
+        description="updates between such measurements in training, which run without compilation; 0: never",
     )
 
     def __post_init__(self) -> None:
@@ -186,7 +200,7 @@ ABOUT_THE_RECIPE = {"name", "title", "expected"}
 class ModelSpec:
     """What ``timm.create_model`` is called with, or the arguments of a detector, segmenter or language model."""
 
-    name: str = Field(description="from `stepsnet models`, any of timm's, or one of the other tasks' models")
+    name: str = Field(description="a model that `stepsnet models` lists, any timm model, or a model of another task")
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model")
 
 
@@ -194,20 +208,20 @@ class ModelSpec:
 class Recipe(TrainingSettings):
     """What every task's recipe has; ``task`` says which kind it is."""
 
-    name: str = Field(min_length=1, description="of the recipe; the run folder is named after it")
-    title: str = Field(default="", description="what it is, in a line")
+    name: str = Field(min_length=1, description="name of the recipe; the run folder is named after it")
+    title: str = Field(default="", description="what the recipe is, in one line")
     task: str = Field(description="classification, detection, language or segmentation")
     model: ModelSpec = Field(description="the model that is trained")
-    baseline: ModelSpec | None = Field(default=None, description="of similar compute, for `stepsnet compare`")
-    data: str = Field(description="KIND:PATH, or the name of data that come with an installation")
-    expected: dict[str, float] = Field(default_factory=dict, description="metrics that the paper prints")
+    baseline: ModelSpec | None = Field(default=None, description="model of similar compute, for `stepsnet compare`")
+    data: str = Field(description="KIND:PATH, or the name of data that are installed already, such as digits")
+    expected: dict[str, float] = Field(default_factory=dict, description="metrics as the paper prints them")
     imports: Names = Field(
         default=(),
         alias="import",
-        description="modules of your own that register a model, data or a task: one or a list",
+        description="modules of your own that register a model, data or a task: one name or a list",
     )
     import_from: str | None = Field(
-        default=None, description="folder in which these are looked up too; null: that of the recipe's file"
+        default=None, description="folder in which these modules are also looked up; null: that of the recipe's file"
     )
     predicts_from: ClassVar[Literal["files", "prompt"]] = "files"
     scores: ClassVar[tuple[str, ...]] = ()  # the metrics of its runs, if known; training batches have the first one
@@ -229,34 +243,39 @@ class ClassificationRecipe(Recipe):
     task: Literal["classification"] = "classification"
     scores: ClassVar[tuple[str, ...]] = ("top1", "top5", "loss")
     left_open: ClassVar[Mapping[str, Any]] = {"img_size": "data", "crop_pct": None, "crop_mode": None}
-    train_samples: Count | None = Field(default=None, description="of the training split; null: all of them")
+    train_samples: Count | None = Field(default=None, description="number of training images to use; null: all of them")
     holdout: Count | None = Field(
-        default=None, description="training images to validate on; the other split is then DATA@test"
+        default=None,
+        description="training images to validate on instead of the other split, which is then DATA@test; null: none",
     )
     score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
     clean_samples: int = Field(
         default=0, ge=0, le=2**31, description="training images that are scored without augmentation after every epoch"
     )
-    eval_batch_size: Count = Field(default=256, description="most images in a forward pass of evaluation, on each rank")
-    cache: Literal["memory"] | None = Field(default=None, description="memory: keep the images decoded")
+    eval_batch_size: Count = Field(
+        default=256, description="largest number of images per forward pass in evaluation, on each rank"
+    )
+    cache: Literal["memory"] | None = Field(
+        default=None, description="memory: keep the decoded images; null: decode them each time"
+    )
     img_size: Side | Literal["data"] | None = Field(
-        default=None, description="side of the input; data: of the training images; null: the model's own"
+        default=None, description="side of the input; data: that of the training images; null: the model's own"
     )
     crop_pct: Annotated[float, Field(ge=0.1, le=1)] | None = Field(
         default=None,
-        description="share of the resized image that is evaluated; null: the model's, with img_size=data all of it",
+        description="share of the resized image that is evaluated; null: the model's own, or 1 with img_size=data",
     )
     crop_mode: Literal["center", "squash", "border"] | None = Field(
-        default=None, description="how an evaluated image becomes a square, by timm's names; null: the model's"
+        default=None, description="how an evaluated image becomes a square, by timm's names; null: the model's own way"
     )
     init: str | None = Field(
         default=None, description="weights to start from: a run, a file or timm:NAME; null: random weights"
     )
-    baseline_init: str | None = Field(default=None, description="those of the baseline, for `stepsnet compare`")
-    augment: Augment | None = Field(default=None, description="of the training images; null: none")
-    label_smoothing: BelowOne = Field(default=0.0, description="of the targets")
+    baseline_init: str | None = Field(default=None, description="init of the baseline, for `stepsnet compare`")
+    augment: Augment | None = Field(default=None, description="augmentation of the training images; null: none")
+    label_smoothing: BelowOne = Field(default=0.0, description="smoothing of the targets; 0: none")
     max_undecodable: int = Field(
-        default=100, ge=0, le=2**31, description="samples that may be skipped before the run stops"
+        default=100, ge=0, le=2**31, description="undecodable samples that may be skipped before the run stops"
     )
 
     def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
@@ -275,17 +294,23 @@ class LanguageRecipe(Recipe):
     task: Literal["language"] = "language"
     scores: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_character", "word_perplexity")
     tokenizer: Literal["bpe", "characters", "gpt2"] = Field(
-        default="bpe", description="bpe is trained on the training split"
+        default="bpe", description="kind of tokenizer; bpe is trained on the training split"
     )
-    vocab_size: int | None = Field(default=None, ge=2, le=2**24, description="of tokenizer=bpe")
+    vocab_size: int | None = Field(default=None, ge=2, le=2**24, description="for tokenizer=bpe: the number of tokens")
     seq_len: int = Field(default=128, ge=1, le=2**20, description="tokens per sequence")
     epoch_updates: Count | None = Field(default=None, description="updates per epoch; null: one pass over the text")
-    eval_batch_size: Count = Field(default=32, description="most windows in a forward pass of evaluation, on each rank")
+    eval_batch_size: Count = Field(
+        default=32, description="largest number of windows per forward pass in evaluation, on each rank"
+    )
     eval_stride: Count | None = Field(
         default=None, description="tokens scored per window of seq_len; null: all of them"
     )
     holdout: float | None = Field(
-        default=None, gt=0, lt=1, description="share of the training text to validate on; the other split is DATA@test"
+        default=None,
+        gt=0,
+        lt=1,
+        description="share of the training text to validate on instead of the other split, which is then DATA@test; "
+        "null: none",
     )
     score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
     clean_samples: int = Field(
@@ -306,9 +331,10 @@ class DenseRecipe(Recipe):
     backbone: str | None = Field(
         default=None, description="a classifier to start from: a run, a file or timm:NAME; null: random weights"
     )
-    baseline_backbone: str | None = Field(default=None, description="that of the baseline, for `stepsnet compare`")
+    baseline_backbone: str | None = Field(default=None, description="backbone of the baseline, for `stepsnet compare`")
     holdout: Count | None = Field(
-        default=None, description="training images to validate on; the val split is then DATA@test"
+        default=None,
+        description="training images to validate on instead of the val split, which is then DATA@test; null: none",
     )
     score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
 
@@ -324,14 +350,14 @@ class DetectionRecipe(DenseRecipe):
     task: Literal["detection"] = "detection"
     scores: ClassVar[tuple[str, ...]] = ("loss", *(f"{of}_{kind}" for of in ("box", "mask") for kind in _PRECISIONS))
     augment: DetectionAugment | None = Field(
-        default=None, description="of the training images; null: the sizes of evaluation"
+        default=None, description="augmentation of the training images; null: only resized, as in evaluation"
     )
     max_invalid: int = Field(
         default=0,
         ge=0,
         le=2**31,
-        description="annotations that are left out (a box without area or outside its image, a wrong mask) or cut to "
-        "the image (a box that reaches out of it)",
+        description="annotations per split that may be left out (a box without area or outside its image, a wrong "
+        "mask) or cut to the image (a box that extends beyond it)",
     )
     without_objects: Literal["refuse", "leave_out", "train"] = Field(
         default="refuse", description="what to do with training images without objects"
@@ -353,19 +379,21 @@ class SegmentationRecipe(DenseRecipe):
     task: Literal["segmentation"] = "segmentation"
     scores: ClassVar[tuple[str, ...]] = ("pixel_accuracy", "miou", "macc", "loss")
     scale: tuple[Side, Side] = Field(
-        default=(2048, 512), description="long and short side that images are resized to fit in"
+        default=(2048, 512), description="long and short side of the frame that images are resized to fit"
     )
     crop_size: Side = Field(default=512, description="side of the training crops")
-    augment: SegmentationAugment = Field(default_factory=SegmentationAugment, description="of the training images")
+    augment: SegmentationAugment = Field(
+        default_factory=SegmentationAugment, description="augmentation of the training images"
+    )
     epoch_updates: Count | None = Field(default=None, description="updates per epoch; null: one pass over the images")
-    eval_window: Side | None = Field(default=None, description="side of sliding windows; null: the image in one piece")
+    eval_window: Side | None = Field(default=None, description="side of sliding windows; null: the whole image at once")
     eval_stride: Side | None = Field(
-        default=None, description="from one window to the next; null: the side of a window"
+        default=None, description="pixels from one window to the next; null: the side of a window"
     )
     eval_scales: tuple[Factor, ...] = Field(
-        default=(1.0,), min_length=1, description="factors of scale that are averaged"
+        default=(1.0,), min_length=1, description="factors of scale whose predictions are averaged"
     )
-    eval_flip: bool = Field(default=False, description="average with the flipped image too")
+    eval_flip: bool = Field(default=False, description="average with the prediction for the flipped image too")
 
     def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
         image = 3 * self.scale[0] * self.scale[1]
@@ -384,7 +412,7 @@ class SegmentationRecipe(DenseRecipe):
             longest = (side * max(self.eval_scales) for side in self.scale)
             windows = math.prod(1 + max(0, math.ceil((side - self.eval_window) / step)) for side in longest)
             if windows > _MOST_WINDOWS:
-                given = f"eval_window: got {self.eval_window} with a stride of {step}, {windows:,} windows an image"
+                given = f"eval_window: got {self.eval_window} with a stride of {step}, {windows:,} windows per image"
                 raise UserError(f"{given}, expected at most {_MOST_WINDOWS:,}")
 
 
@@ -423,5 +451,5 @@ def _starting_from_its_own(recipe: Recipe, of_baseline: Recipe, key: str) -> Rec
     own, baselines = getattr(recipe, key), getattr(recipe, f"baseline_{key}")
     if (own is None) != (baselines is None):
         missing, given = (f"baseline_{key}", key) if own else (key, f"baseline_{key}")
-        raise UserError(f"{missing}: got none beside {given}, expected weights for both models or for none")
+        raise UserError(f"{missing}: got none although {given} is given, expected weights for both models or neither")
     return dataclasses.replace(of_baseline, **{key: baselines})

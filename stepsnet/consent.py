@@ -78,7 +78,7 @@ def require_asked_for(
             how = f"--data {shlex.quote(value)}" if key == "data" else shlex.quote(_line(key, value))
             raise UserError(
                 f"{where}: {key} is {value!r}, which is fetched from the network only if you ask for it: "
-                f"expected {how} on the command line too, once, or STEPSNET_FETCH=1 in the environment"
+                f"expected {how} on the command line too (once is enough), or STEPSNET_FETCH=1 in the environment"
             )
     _remember(asked)
 

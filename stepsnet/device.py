@@ -32,13 +32,13 @@ def pick_device(name: str) -> torch.device:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
     if name == "meta":
-        raise UserError("device: got 'meta', expected one that computes, such as cpu")
+        raise UserError("device: got 'meta', expected a device that computes, such as cpu")
     try:
         device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device: got {name!r}, expected one that is there: {str(error).splitlines()[0]}") from None
+        raise UserError(f"device: got {name!r}, expected an available device: {str(error).splitlines()[0]}") from None
     if device.type == "cpu" and torch.device(name).index:  # torch takes any number
-        raise UserError(f"device: got {name!r}, expected cpu, of which there is one")
+        raise UserError(f"device: got {name!r}, expected cpu: there is only one")
     return torch.device(name)
 
 

@@ -103,7 +103,7 @@ def _missing_extra(error: ModuleNotFoundError) -> str:
 
 def _not_installed(module: str) -> str:
     package = _package_of(module)
-    return f"{package} is not installed, expected `pip install '.[{EXTRAS[package]}]'` in a clone of stepsnet"
+    return f"{package} is not installed; `pip install '.[{EXTRAS[package]}]'` in a clone of stepsnet installs it"
 
 
 def _package_of(module: str) -> str:

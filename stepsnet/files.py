@@ -86,14 +86,14 @@ def require_new(paths: Iterable[Path], force: bool) -> None:
     """Raises UserError for the first of these files that exists, unless it may be replaced."""
     there = next((path for path in paths if os.path.lexists(path)), None)
     if there is not None and not force:
-        raise UserError(f"--out: {there} is there already; --force replaces it")
+        raise UserError(f"--out: {there} already exists; --force replaces it")
 
 
 def require_writable_folder(path: Path, key: str) -> None:
     """Raises UserError for a folder that cannot be made or written to, before any work is done for it."""
     existing = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not existing.is_dir():
-        raise UserError(f"{key}: got {path}, expected a folder, and {existing} is none")
+        raise UserError(f"{key}: got {path}, expected a folder, but {existing} is not one")
     if not os.access(existing, os.W_OK):
         raise UserError(f"{key}: got {path}, expected a folder that can be written to")
 

@@ -110,7 +110,9 @@ def read_inspection(folder: Path) -> list[Section]:
         return _format().validate_json(file.read_bytes()) if file.exists() else []
     except (OSError, ValidationError) as error:
         said = in_a_line(error, 200)
-        raise UserError(f"report: cannot read {file} ({said}); without this file, the page leaves it out") from None
+        raise UserError(
+            f"report: cannot read {file} ({said}); if you remove it, the page is drawn without it"
+        ) from None
 
 
 @lru_cache(maxsize=1)

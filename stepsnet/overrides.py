@@ -128,7 +128,7 @@ def read_recipe(path: Path) -> Recipe:
     """
     values = read_yaml(path, "recipe")
     if "contenders" in values:
-        raise UserError(f"{path}: got a study, expected a recipe; `stepsnet sweep {path}` conducts it")
+        raise UserError(f"{path}: got a study, expected a recipe; `stepsnet sweep {path}` runs it")
     values.setdefault("task", "classification")
     if values.get("import") and isinstance(folder := values.get("import_from") or ".", str):
         values["import_from"] = str((path.parent / folder).resolve())
@@ -159,7 +159,9 @@ def _validated(values: Mapping[str, Any], where: str) -> Recipe:
     _import_modules_of(values)
     if (task := values["task"]) not in [*RECIPE_TYPES]:
         known = ", ".join(map(repr, RECIPE_TYPES))
-        raise UserError(f"{where}: task: got {task!r}, expected one of {known}, or of a module that import names")
+        raise UserError(
+            f"{where}: task: got {task!r}, expected one of {known}, or one that a module under import registers"
+        )
     kind: Any = RECIPE_TYPES[task]
     try:
         return _reader(kind).validate_json(text)
@@ -191,11 +193,11 @@ _EXPECTED = {  # by pydantic's kinds of errors
     "less_than": "less than {lt:g}",
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
-    "string_too_long": "at most {max_length} letters",
+    "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "text of the form {pattern}",
     "missing": "one more",
     **dict.fromkeys(("list_type", "tuple_type"), "a list, such as [1, 2]"),
-    **dict.fromkeys(("dict_type", "mapping_type", "dataclass_type"), "keys with their values"),
+    **dict.fromkeys(("dict_type", "mapping_type", "dataclass_type"), "a mapping of keys to values"),
 }
 
 
@@ -247,5 +249,7 @@ def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def _unknown(key: str, known: Iterable[str]) -> str:
     hint = nearest(key, sorted(set(known) - {key}))
-    own = "" if hint or "." in key else f", or model.args.{key} for one of the model"
-    return f"unknown key {key!r}, expected one of a recipe's{hint}{own}; `stepsnet recipes NAME` explains each of them"
+    own = "" if hint or "." in key else f", or model.args.{key} for an argument of the model"
+    return (
+        f"unknown key {key!r}, expected a key of the recipe{hint}{own}; `stepsnet recipes NAME` explains each of them"
+    )

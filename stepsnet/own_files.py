@@ -113,8 +113,8 @@ def _write_own_files(
     if not force and (name := next((name for name in contents if not is_ours(name)), None)):
         replaces = f" ({how_to_replace} replaces it)" if how_to_replace else ""
         raise NotOurFile(
-            f"{folder / name} was not written by stepsnet, or was changed since, or is of an earlier version; "
-            f"expected another place, or it moved away{replaces}"
+            f"{folder / name} was not written by stepsnet, or was changed since, or is from an earlier version; "
+            f"choose another place, or move that file away{replaces}"
         )
     gone = [name for name in outdated if there[name] and is_ours(name)]
     # wherever this process is killed, each file on the disk has one of these checksums

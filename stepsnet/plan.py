@@ -324,9 +324,9 @@ def search_depths(
     """
     n, full = len(costs), budget / costs[-1]  # full is D, not necessarily an integer
     if n * full > MOST_BLOCKS:
-        raise ValueError(f"compute: got that of up to {n * full:.4g} blocks, expected at most {MOST_BLOCKS:,}")
+        raise ValueError(f"blocks: got compute for up to {n * full:.4g} of them, expected at most {MOST_BLOCKS:,}")
     if full < 0.5:
-        raise ValueError(f"macs: got {budget:,.0f}, expected at least one full-width block, {costs[-1]:,}")
+        raise ValueError(f"macs: got {budget:,.0f}, expected at least {costs[-1]:,}, those of one full-width block")
     if n == 1:
         if blocks not in (None, round(full)):
             raise ValueError(f"blocks: got {blocks}, expected {round(full)} of one width at this compute")

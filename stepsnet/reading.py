@@ -33,7 +33,7 @@ _MOST_DEPTH = 100
 
 def _seen_from(path: str | Path) -> str:
     """For messages about missing files: the folder from which a relative path was looked up, or nothing."""
-    return "" if Path(path).is_absolute() else f" seen from {os.path.abspath('.')}"
+    return "" if Path(path).is_absolute() else f" (looked up from {os.path.abspath('.')})"
 
 
 def is_encodable(text: str) -> bool:
@@ -192,7 +192,7 @@ def _check_size(content: Any) -> None:
         if not isinstance(value, dict | list):
             return 1
         if id(value) in above:
-            raise ValueError("an alias stands for what it is part of")
+            raise ValueError("an alias refers to something that contains it")
         if len(above) > _MOST_DEPTH:
             raise ValueError(f"it has more than {_MOST_DEPTH} levels")
         if id(value) not in sizes:

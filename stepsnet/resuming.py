@@ -68,7 +68,8 @@ def settle_recipe(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = 
     names = names_in(folder)
     if CONFIG in names and is_grid != (RECIPES_FOLDER in names):
         kind = "a run" if is_grid else "a comparison"
-        raise UserError(f"--run: {folder} is that of {kind}; `stepsnet resume {folder}` goes on with it")
+        expected = f"expected a new folder (`stepsnet resume {folder}` continues it)"
+        raise UserError(f"--run: {folder} holds {kind}, {expected}")
     if can_go_on(folder):
         if resume:
             return _continued(folder, recipe, resume)
@@ -87,8 +88,8 @@ def require_begun(folder: Path, resume: Resume) -> None:
     """
     if resume and resume != "auto" and not (folder.is_dir() and any(folder.iterdir())):
         raise UserError(
-            f"--resume: there is no run in {folder}, expected its folder (without --resume a run is started; "
-            "--auto-resume starts or resumes)"
+            f"--resume: there is no run in {folder}, expected the folder of a run (without --resume, a run is started; "
+            "--auto-resume starts one or resumes it)"
         )
 
 
@@ -140,9 +141,9 @@ def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
             if key == "epochs":
                 hint = f" (`stepsnet resume {folder} epochs={ours[key]}` changes its length)"
                 if ours[key] < theirs.get(key, 0):  # the length was changed since
-                    hint = f" (`stepsnet resume {folder}` goes on with it)"
+                    hint = f" (`stepsnet resume {folder}` continues it)"
             elif resume == "extend":
-                hint = f"; what may change is {', '.join(sorted(free - {'earlier_epochs'}))}"
+                hint = f"; only these may change: {', '.join(sorted(free - {'earlier_epochs'}))}"
             raise UserError(f"--run: {folder} holds a run with {key} {theirs.get(key)!r}, got {ours[key]!r}{hint}")
     done = updates_done(folder)
     _check_checkpoints(folder, done, there.epochs != recipe.epochs)
@@ -163,7 +164,7 @@ def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
     if done > epochs * steps_per_epoch:
         raise UserError(
             f"epochs: got {epochs}, expected at least {-(-done // steps_per_epoch)}: {folder} has done {done} updates, "
-            f"{steps_per_epoch} an epoch"
+            f"{steps_per_epoch} per epoch"
         )
 
 

@@ -240,7 +240,7 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
         if expected and sha256(final) != expected:
             raise UserError(
                 f"run: {final} does not match its checksum in summary.json: it was damaged or changed since "
-                f"(without it, `stepsnet resume {folder}` writes it from the last checkpoint)"
+                f"(if you remove it, `stepsnet resume {folder}` writes it again from the last checkpoint)"
             )
         return load_weights(final)
     checkpoint, _ = latest(folder / "checkpoints")

@@ -29,10 +29,10 @@ _CHECKPOINT = re.compile(r"\.?step-\d{8,}")
 
 # optional keys of summary.json: their type, and what messages call it
 _IN_SUMMARY: dict[str, tuple[Any, str]] = {
-    "metrics": (dict, "numbers by name"),
+    "metrics": (dict, "a mapping of names to numbers"),
     "seed": (int, "a whole number"),
     "epochs": (int, "a whole number"),
-    "label": (str, "a text"),
+    "label": (str, "text"),
     "widths": (list, "a list of widths"),
     "blocks": (int | None, "a whole number"),
     "hardware": (dict | None, "a mapping"),

@@ -65,14 +65,14 @@ class StepsNet(nn.Module):
         networks, widths = list(networks), tuple(widths)
         check_widths(widths)
         if not isinstance(dim, int):
-            raise ValueError(f"dim: got {dim!r}, expected the number of the channel dimension")
+            raise ValueError(f"dim: got {dim!r}, expected the index of the channel dimension")
         if len(networks) != len(widths):
             raise ValueError(f"networks: got {len(networks)}, expected one per width of {widths}")
         for step, network in enumerate(networks, 1):
             if not isinstance(network, nn.Module) or isinstance(network, nn.ModuleList | nn.ModuleDict):
                 kind = type(network).__name__
                 raise TypeError(
-                    f"network {step}: got {kind}, expected an nn.Module that can be called, as nn.Sequential"
+                    f"network {step}: got {kind}, expected an nn.Module that can be called, such as nn.Sequential"
                 )
         self.networks = nn.ModuleList(networks)
         self.widths = widths
@@ -129,7 +129,7 @@ class StepsNet(nn.Module):
         """A block as a function of the stream, or a container with some of the blocks (shared, not copied)."""
         if isinstance(index, slice):
             if index.step is not None and index.step < 0:
-                raise ValueError(f"slice: got a step of {index.step}, expected the order of execution")
+                raise ValueError(f"slice: got a step of {index.step}, expected a positive one: blocks keep their order")
             kept = set(range(len(self))[index])
             return self._select([i in kept for i in range(len(self))])
         return list(self)[index]
@@ -146,7 +146,8 @@ class StepsNet(nn.Module):
         holder, name = self._places()[operator.index(index)]
         module = module_of(module)
         if not isinstance(module, nn.Module):
-            raise TypeError(f"block {index}: got {type(module).__name__}, expected an nn.Module, as of blocks[i].block")
+            kind = type(module).__name__
+            raise TypeError(f"block {index}: got {kind}, expected an nn.Module, such as blocks[i].block")
         if isinstance(holder, nn.ModuleList) and (isinstance(module, StepsNet) or is_plain_sequence(module)):
             module = nn.Sequential(module)  # one block, as before, and not as many as it holds
         for part in module.modules():

@@ -147,8 +147,8 @@ class StreamBlock:
 
     def __iter__(self):
         raise TypeError(
-            f"StreamBlock: it is {type(self.block).__name__} as a function of the whole stream and no module, expected "
-            "the module itself, which is at .block"
+            f"StreamBlock: cannot iterate over {type(self.block).__name__} as a function of the whole stream, expected "
+            "the module itself, which is its .block"
         )
 
     def __getattr__(self, name: str):

@@ -105,7 +105,7 @@ def _require_found_now(name: str) -> None:
     if of_there != _version_of(_files_in_statements(name, Path(here))):
         raise UserError(
             f"import: got {name} of {there}, which this process has imported before, expected that of {here}: use a "
-            "process for each of them, or give one another name"
+            "process for each of them, or rename one of them"
         )
 
 

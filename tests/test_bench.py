@@ -159,7 +159,7 @@ def test_runs_and_names_from_the_command_line(tmp_path, capsys):
             assert len(image.convert("RGB").getcolors(1 << 24)) > 50
         assert "</svg>" in (tmp_path / "out" / f"{name}.svg").read_text()
     assert main(["bench", *places, *small, "--out", str(tmp_path / "out")]) == 2  # at once
-    assert "speed.json is there already; --force replaces it" in capsys.readouterr().err
+    assert "speed.json already exists; --force replaces it" in capsys.readouterr().err
     assert (tmp_path / "out" / "speed.json").read_bytes() == before
 
 
@@ -259,7 +259,7 @@ def test_the_rows_of_a_table_carry_the_printed_accuracy():
         (["test_vit", "test_vit"], "bench: got test_vit twice, expected each model once"),
         (["nowhere.json"], "nowhere.json is not the summary of a run (FileNotFoundError"),
         (["test_vit", "--rounds", "0"], "--rounds: got 0, expected 1 to"),
-        (["test_vit", "--memory", "32"], "--memory: got 32, expected two batch sizes that increase, such as 32,64"),
+        (["test_vit", "--memory", "32"], "--memory: got 32, expected two increasing batch sizes, such as 32,64"),
         (["test_vit", "--amp-dtype", "half"], "amp_dtype: got 'half', expected one of float32, bfloat16, float16"),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_damaged_entry_is_made_again_and_a_line_says_so(damage, capsys):
     path = cache_folder() / "kind" / "entry.json"
     path.write_bytes(damage(path.read_bytes()))
     assert cached_json("kind/entry.json", compute) == {"sizes": [7, 7]} and len(calls) == 2
-    line = f"stepsnet: the cache entry {path} is damaged or of an earlier version, it is made again"
+    line = f"stepsnet: the cache entry {path} is damaged or from an earlier version; it is made again"
     assert capsys.readouterr().err.splitlines() == [line]
     assert cached_json("kind/entry.json", compute) == {"sizes": [7, 7]} and len(calls) == 2
 
@@ -60,7 +60,7 @@ def test_a_filled_cache_needs_no_lock(monkeypatch):
 
     monkeypatch.setattr("stepsnet.cache.FileLock", no_lock)
     assert cached_json("kind/entry.json", compute) == [1] and len(calls) == 1
-    with pytest.raises(UserError, match=r"^cannot write .*kind: Permission denied; STEPSNET_CACHE names another"):
+    with pytest.raises(UserError, match=r"^cannot write .*kind: Permission denied; set STEPSNET_CACHE to another"):
         cached_json("kind/other.json", compute)
 
 
@@ -71,7 +71,7 @@ def no_flock(*arguments):
 def test_a_disk_without_locks_is_said_to_be_one(tmp_path, monkeypatch):
     """A file in the place of a lock would stay there for good where its process is killed."""
     monkeypatch.setattr("fcntl.flock", no_flock)
-    with pytest.raises(UserError, match=r"its disk has no locks \(flock\); STEPSNET_CACHE names another folder"):
+    with pytest.raises(UserError, match=r"its disk has no locks \(flock\); set STEPSNET_CACHE to another folder"):
         cached_json("kind/entry.json", lambda: 1)
     expected = r"^--run: got .*run, expected a folder on a disk that has locks \(flock\)$"
     with pytest.raises(UserError, match=expected), lock_folder(tmp_path / "run"):
@@ -107,5 +107,5 @@ def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
     folder.rmdir()
     (tmp_path / "theirs").mkdir()
     folder.symlink_to(tmp_path / "theirs", target_is_directory=True)
-    with pytest.raises(UserError, match="STEPSNET_CACHE names another folder"):
+    with pytest.raises(UserError, match="set STEPSNET_CACHE to another folder"):
         cache_folder()

@@ -50,9 +50,12 @@ def test_it_is_the_librarys_own():
 @pytest.mark.parametrize(
     "args, expected",
     [
-        ({}, "model_type: got None, expected one of transformers"),
-        ({"model_type": "gtp2"}, r"model_type: got 'gtp2', expected one of transformers \(did you mean gpt2"),
-        ({"model_type": "gpt2", "n_embed": 3}, r"n_embed: got it for 'gpt2', expected a field of GPT2Config .*n_embd"),
+        ({}, "model_type: got None, expected a model type of transformers"),
+        ({"model_type": "gtp2"}, r"model_type: got 'gtp2', expected a model type of transformers \(did you mean gpt2"),
+        (
+            {"model_type": "gpt2", "n_embed": 3},
+            r"got an unknown field 'n_embed' for 'gpt2', expected a field of GPT2Config .*n_embd",
+        ),
         ({"model_type": "t5"}, "model_type: got 't5', expected a causal language model"),
         ({"model_type": "bert", **BERT}, "got 'bert', which sees the tokens that .*: is_decoder=true makes it causal"),
         (
@@ -145,7 +148,9 @@ def test_more_tokens_than_learned_positions_are_refused(gpt2, tmp_path, monkeypa
     assert main([*line, "vocab_size=300", "seq_len=64", "--dry-run"]) == 2
     assert "seq_len: got 64, expected at most the model's 32 positions" in capsys.readouterr().err
     assert main([*line, "tokenizer=characters", "vocab_size=null", "--dry-run"]) == 2
-    assert "model.args.vocab_size: got none with tokenizer=characters, expected its size" in capsys.readouterr().err
+    assert (
+        "model.args.vocab_size: got none with tokenizer=characters, expected the size of its" in capsys.readouterr().err
+    )
 
 
 def test_a_folder_without_a_model_type_is_refused(tmp_path):

@@ -165,7 +165,7 @@ def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
     np.random.seed(0)
     loss, others = task.loss(nn.Sequential(nn.Flatten(), nn.Linear(768, 2)), (images, labels))
     assert torch.equal(images, before) and loss.isfinite() and 0 <= others["mixed_top1"] <= 100
-    with pytest.raises(UserError, match="got 1 images per forward pass, expected an even number"):
+    with pytest.raises(UserError, match="got 1 per forward pass, expected an even number of images"):
         batches(task, share=BatchShard(0, 1, 4))
 
 
@@ -225,7 +225,7 @@ def test_a_batch_is_its_samples_to_the_bit(folder, mode, augment):
 
 def test_part_of_the_data_takes_the_classes_in_turn(folder):
     assert sorted(make_task(folder, train_samples=5).data.train.labels) == [0, 0, 0, 1, 1]
-    with pytest.raises(UserError, match="train_samples: got 17, expected 1 to the 16"):
+    with pytest.raises(UserError, match="train_samples: got 17, expected 1 to 16, the number"):
         make_task(folder, train_samples=17)
 
 
@@ -261,7 +261,7 @@ def test_images_that_cannot_be_decoded_are_left_out_of_the_scores(folder):
     assert scores["top1"] == pytest.approx((logits.argmax(1) == labels)[kept].float().mean().item() * 100, abs=1e-3)
     *skipped, told = task.notices()
     assert len(skipped) == task.facts()["undecodable"] == task.facts()["samples"]["evaluated"] == 3
-    assert told == "the metrics are of 3 of the 6 images to evaluate"
+    assert told == "the metrics cover 3 of the 6 images to evaluate"
     later = make_task(folder, augment=None)  # of a process that goes on from a checkpoint
     later.load_state_dict(task.state_dict())
     assert later.facts() == task.facts() and later.notices() == [] and later.state_dict() == task.state_dict()
@@ -289,7 +289,7 @@ def test_a_class_of_which_no_image_is_scored_is_named(folder):
     task = make_task(folder, augment=None)
     task.evaluate(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2)), BatchShard(), CPU)
     lost = task.data.classes[1]
-    assert task.notices()[-1] == f"the metrics are of 3 of the 6 images to evaluate, none of them of {lost}"
+    assert task.notices()[-1] == f"the metrics cover 3 of the 6 images to evaluate, none of them of {lost}"
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").touch()
-    with pytest.raises(UserError, match="has no CIFAR10 in torchvision's form"):
+    with pytest.raises(UserError, match="has no CIFAR10 in torchvision's format"):
         load_images(f"cifar10:{mine}", SPEC)
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]  # nothing is downloaded among other files
     root = tmp_path / "cifar" / CIFAR10.base_folder
@@ -361,7 +361,7 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
         assert (root / "train").read_bytes() == b"labels of my own"
         # also where a first try without network has left its mark before them
         (root.parent / ".downloading").touch()
-        with pytest.raises(UserError, match=f"data: {root} is not whole; remove it, and it is downloaded again"):
+        with pytest.raises(UserError, match=f"data: {root} is incomplete; remove it to have it downloaded again"):
             load_images(f"cifar10:{root.parent}", SPEC)
         assert (root / "train").read_bytes() == b"labels of my own" and (root.parent / ".downloading").exists()
         store("train", {"data": splits["train"], "labels": [1, 0, 1]})  # and what is whole is used
@@ -417,8 +417,8 @@ def test_what_a_score_does_not_cover_is_said_with_it(folder, tmp_path, capsys):
     for place in ("val/cat/a.heic", "val/0.png", "val/1.JPG", "val/.hidden.png", "val/notes.txt", "train/0.png"):
         (folder / place).touch()
     told = [
-        "left out 1 file of .heic and 2 images beside the class folders in val",
-        "no evaluated images of dog: the metrics are of the other classes",
+        "left out 1 file (.heic) and 2 images beside the class folders in val",
+        "no evaluated images of dog: the metrics cover only the other classes",
     ]
     task = make_task(folder, for_training=False)
     assert (task.notices(), task.notices()) == (told, [])
@@ -441,8 +441,11 @@ def test_a_file_whose_classes_timm_may_have_ordered_in_its_way_is_told(tmp_path,
     save_file(timm.create_model("test_vit", num_classes=3).state_dict(), file)
     asked = ["eval", str(file), "--model", "test_vit", "--data", f"folder:{images}"]
     assert main(asked) == 0
-    said = f"{file} does not name its classes: its output 1 is taken for 10; if timm's train.py has trained it on"
-    assert said in (found := capsys.readouterr().err) and "these folders, this is 2 and others differ too" in found
+    said = f"{file} does not name its classes: its output 1 is taken to be class 10; if timm's train.py trained"
+    assert (
+        said in (found := capsys.readouterr().err)
+        and "it on these folders, that output is class 2, and others differ too" in found
+    )
     (tmp_path / "classes.json").write_text('["1", "10", "2"]')
     assert main(asked) == 0 and "does not name" not in capsys.readouterr().err
     (tmp_path / "classes.json").unlink()

@@ -97,7 +97,7 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
     [
         (["train", "digits/tini"], "did you mean digits/tiny"),
         (["train", "missing.yaml"], "cannot read missing.yaml"),
-        (["train", "digits/tiny", "epoch=3"], "unknown key 'epoch', expected one of a recipe's (did you mean epochs"),
+        (["train", "digits/tiny", "epoch=3"], "unknown key 'epoch', expected a key of the recipe (did you mean epochs"),
         (["train", "digits/tiny", "epochs=many"], "epochs: got 'many', expected a valid integer"),
         (["train", "digits/tiny", "epochs=1.5"], "epochs: got 1.5, expected a valid integer"),
         (["train", "digits/tiny", "epochs=true"], "epochs: got True, expected a valid integer"),
@@ -116,10 +116,13 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["train", "digits/tiny", "model.args.nonsense=1"], "nonsense"),
         (
             ["train", "digits/tiny", "model.args.residul=mhc"],
-            "'residul' (mhc), expected one of VisionTransformer (did",
+            "'residul' (mhc), expected an argument of VisionTransformer (did",
         ),
         (["train", "digits/tiny", "model.args.residual=MHC"], "attention_residuals_block (did you mean mhc?)"),
-        (["train", "digits/tiny", "residual=mhc"], "a recipe's, or model.args.residual for one of the model"),
+        (
+            ["train", "digits/tiny", "residual=mhc"],
+            "a key of the recipe, or model.args.residual for an argument of the model",
+        ),
         (
             ["train", "digits/tiny", "model.args.residual=mhc", "model.args.residual_options={stream: 2}"],
             "mhc got the option 'stream', expected streams, iterations (did you mean streams?)",
@@ -130,9 +133,12 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         ),
         (["train", "digits/tiny", "data=digit"], "data: got 'digit', expected a folder or one of digits"),
         (["train", "digits/tiny", "batch_size=0"], "batch_size: got 0, expected at least 1"),
-        (["train", "digits/tiny", "batch_size=9999"], "batch_size: got 9999, expected 1 to the 1437 training images"),
+        (
+            ["train", "digits/tiny", "batch_size=9999"],
+            "batch_size: got 9999, expected 1 to 1437, the number of training images",
+        ),
         (["train", "digits/tiny", "milestones=3"], "milestones: got 3, expected a list, such as [1, 2]"),
-        (["train", "digits/tiny", "augment=3"], "augment: got 3, expected keys with their values"),
+        (["train", "digits/tiny", "augment=3"], "augment: got 3, expected a mapping of keys to values"),
         (["train", "digits/tiny", "epochs=0"], "epochs: got 0, expected at least 1"),
         (["train", "digits/tiny", "lr=-1"], "lr: got -1, expected at least 0"),
         (["train", "digits/tiny", "opt=adamww"], "opt: got 'adamww'"),
@@ -140,7 +146,7 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["compare", "digits/tiny", "baseline=null"], "has no baseline"),
         (["compare", "digits/tiny", "--seeds", "0,0"], "--jobs and --seeds: got 2 and [0, 0]|[0, 0]"),
         (["compare", "digits/tiny", "baseline.args.widths=[40]"], "baseline|num_heads: got 3"),
-        (["eval", "w", "a=5", "--model", "m", "--data", "x", "--stride", "3"], "got a=5 --stride 3 beside --model"),
+        (["eval", "w", "a=5", "--model", "m", "--data", "x", "--stride", "3"], "got a=5 --stride 3 with --model"),
         (["eval", "nowhere"], "run: got nowhere, expected the folder of a run"),
         (["predict", "nowhere", "x.png"], "run: got nowhere"),
         (["table", "12"], "table: got '12', expected one of"),
@@ -203,7 +209,7 @@ def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     assert status == 2 and "got --each with mask" in err
     for option in (("--out", tmp_path / "unused"), ("--force",)):
         status, out, err = run("analyze", "drop", trained, *option, capsys=capsys)
-        assert status == 2 and f"got {option[0]} with drop, expected it with shortcut" in err
+        assert status == 2 and f"got {option[0]} with drop, expected it only with shortcut" in err
     (tmp_path / "file").write_text("")
     status, out, err = run("analyze", "shortcut", trained, "--out", tmp_path / "file", capsys=capsys)
     assert status == 2 and f"--out: got {tmp_path / 'file'}, expected a folder" in err

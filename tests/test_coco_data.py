@@ -252,10 +252,10 @@ def test_annotations_of_images_that_exif_turns(coco):
     turn(coco / "images" / "train2.png", 3)  # upside down: of the same size both ways
     data = load(coco)
     (line,) = data.train.notices
-    assert line.startswith("1 of 6 images of instances_train.json, such as train2.png,") and "taken upright" in line
+    assert line.startswith("1 of 6 images of instances_train.json, such as train2.png,") and "read upright" in line
     assert torch.equal(samples_of(coco)[0, 1][0], before[1].flip(-1, -2)) and not data.val.notices
     turn(coco / "images" / "train1.png", 6)  # 48×64, annotated as 64×48 is stored
     data = load(coco)
     (line,) = data.train.notices
-    assert "taken as they are stored" in line
+    assert "read as they are stored" in line
     assert all(torch.equal(samples_of(coco)[0, index][0], before[index]) for index in range(6))

@@ -91,10 +91,10 @@ BAD = {
     ),
     "outside": (
         lambda c: change(c, "val", annotations=of_first(bbox=[5, 5, 60, 9])),
-        r"instances_val.json: annotation 1 of val1.png: the box \[5, 5, 60, 9\] reaches out of its image of 48×64 "
+        r"instances_val.json: annotation 1 of val1.png: the box \[5, 5, 60, 9\] extends beyond its image of 48×64 "
         r"\(1 of \d+ annotations; set max_invalid=1 to cut boxes to their images\)",
     ),
-    "before": (lambda c: change(c, annotations=of_first(bbox=[-9, 5, 20, 9])), "reaches out of its image of 48×64"),
+    "before": (lambda c: change(c, annotations=of_first(bbox=[-9, 5, 20, 9])), "extends beyond its image of 48×64"),
     "far outside": (lambda c: change(c, annotations=of_first(bbox=[-30, 5, 20, 9])), "lies outside its image of 48×64"),
     "no box": (lambda c: change(c, annotations=of_first(bbox=[1, 2])), r"got bbox \[1, 2\], expected \[x, y, width"),
     "not a number": (
@@ -129,7 +129,10 @@ BAD = {
         lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, float("inf"), 6]])),
         r"annotation 1 of train1.png: got a polygon .*, expected finite numbers",
     ),
-    "area": (lambda c: change(c, annotations=of_first(area="big")), "got area 'big', expected pixels, or null for the"),
+    "area": (
+        lambda c: change(c, annotations=of_first(area="big")),
+        "got area 'big', expected a number of pixels, or null for that of the box",
+    ),
     "id too large": (
         lambda c: change(c, annotations=of_first(id=10**30)),
         r"annotation 10{30}: got id 10{30}, expected an integer that no other",
@@ -137,7 +140,8 @@ BAD = {
     "no segmentation": (
         lambda c: change(c, annotations=of_first(segmentation=None)),
         r"train.json: annotation 1 of train1.png: got no segmentation, expected polygons or RLE \(1 of 13 annotations; "
-        r"set max_invalid=1 to leave out what is like this\); without masks, expected model.name=faster_rcnn or ",
+        r"set max_invalid=1 to leave out those that cannot be used\); to train without masks, "
+        "set model.name=faster_rcnn or cascade_rcnn",
     ),
     "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "1 of train1.png: got no segmentation"),
     "boxes alone": (
@@ -167,11 +171,11 @@ BAD = {
     ),
     "RLE of nothing": (
         lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": [3072]})),
-        r"got RLE counts \[3072\], expected a mask of at least a pixel",
+        r"got RLE counts \[3072\], expected a mask of at least one pixel",
     ),
     "half a character": (
         lambda c: change(c, categories=of_first(name="\ud83d")),
-        r"category \d+: got name '\\ud83d', expected a text that UTF-8 can hold",
+        r"category \d+: got name '\\ud83d', expected text that UTF-8 can encode",
     ),
     "a zero byte": (
         lambda c: change(c, images=of_first(file_name="a\0.png")),
@@ -185,7 +189,7 @@ BAD = {
     "no objects": (
         lambda c: change(c, annotations=without(2)),
         r"instances_train.json: 1 of 6 images have no objects to train on, such as train2.png \(id 2\); set "
-        r"without_objects=leave_out, or train",
+        r"without_objects=leave_out, or without_objects=train to learn",
     ),
     "only a crowd": (
         lambda c: change(c, annotations=lambda records: [a.update(iscrowd=1) for a in records if a["image_id"] == 2]),
@@ -246,7 +250,7 @@ def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
     tiny = ["model.args.backbone=test_steps_swin", "model.args.backbone_args={}"]
     assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run), *tiny]) == 2
     err = capsys.readouterr().err
-    assert "reaches out of its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
+    assert "extends beyond its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
     change(coco, "val", annotations=of_first(bbox=[5, 5, 20, 20]))
     wrong = ["--data", f"coco:{coco}", "--run", str(run), *tiny, "model.args.num_classes=1"]
     assert main(["train", "pennfudan/mask_rcnn", *wrong]) == 2
@@ -273,9 +277,9 @@ def test_what_may_be_left_out_is_told(coco):
     data = load(coco, max_invalid=1, without_objects="leave_out")
     told = data.train.left_out
     assert [str(one) for one in told] == [
-        "left out 1 of 11 annotations of instances_train.json, such as annotation 1 of train1.png: "
+        "left out: 1 of 11 annotations of instances_train.json, such as annotation 1 of train1.png: "
         "the box [5, 5, 0, 9] has no area",
-        "left out 1 of 6 images of instances_train.json, such as train3.png (id 3), which has no objects",
+        "left out: 1 of 6 images of instances_train.json, such as train3.png (id 3), which has no objects",
     ]
     assert len(data.train.images) == 5
     assert [5, 5, 0, 9] not in [a["bbox"] for a in data.train.content()["annotations"]]
@@ -301,8 +305,8 @@ def test_a_box_that_reaches_out_is_cut_and_a_wrong_mask_left_out_where_so_many_a
     cut, *others = split.annotations[1]
     assert cut["bbox"] == [0, 5, 11, 59] and cut["area"] == 7
     left_out, reaches_out = (str(one) for one in split.left_out)
-    assert left_out.startswith("left out 1 of 13 annotations") and left_out.endswith("expected polygons or RLE")
-    assert reaches_out.startswith("cut to the image 1 of 13 annotations") and "[-9, 5, 20, 90]" in reaches_out
+    assert left_out.startswith("left out: 1 of 13 annotations") and left_out.endswith("expected polygons or RLE")
+    assert reaches_out.startswith("cut to the image: 1 of 13 annotations") and "[-9, 5, 20, 90]" in reaches_out
     assert split.content()["annotations"][0]["bbox"] == cut["bbox"]  # which the scores are of
     boxes = load(coco, masks=False, max_invalid=1).train
     assert boxes.annotations[1][0]["bbox"] == cut["bbox"] and len(boxes.annotations[1]) == len(others) + 2
@@ -356,5 +360,5 @@ def test_a_second_process_waits_for_what_the_first_finds(tmp_path, monkeypatch):
     assert results == [{"1": "wrong"}] * 2 and asked == [1]
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"cannot write .*file/kind: Not a directory; STEPSNET_CACHE names another"):
+    with pytest.raises(UserError, match=r"cannot write .*file/kind: Not a directory; set STEPSNET_CACHE to another"):
         cached_json("kind/key.json", find)

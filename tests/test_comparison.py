@@ -69,7 +69,7 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     folder = shutil.copytree(both, tmp_path / "both")
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.suffix in (".json", ".html", ".yaml")}
     status, _, err = run("resume", folder, "epochs=1", capsys=capsys)  # fewer than it has had
-    assert status == 2 and "epochs: got 1, expected at least 2: " in err and "has done 22 updates, 11 an epoch" in err
+    assert status == 2 and "epochs: got 1, expected at least 2: " in err and "has done 22 updates, 11 per epoch" in err
     with monkeypatch.context() as grown:
         grown.setattr(Classification, "sizes", lambda task: {"train": len(task.data.train) + 1})
         status, _, err = run("resume", folder, "epochs=3", capsys=capsys)
@@ -86,7 +86,7 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     assert status == 2 and "1 of 4 runs failed, such as" in err and "no report: " in out + err
     assert (folder / "report.html").read_text() == "mine"
     assert (folder / "epochs-2" / "report.html").read_bytes() == before[folder / "report.html"]
-    with pytest.raises(UserError, match="expected the folder of one that has ended"):
+    with pytest.raises(UserError, match="expected the folder of a finished comparison"):
         stepsnet.load(folder)
     # with a seed more, what there is stays right
     other = shutil.copytree(both, tmp_path / "other")
@@ -102,7 +102,7 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     monkeypatch.setattr("stepsnet.runs.grid.run_all", lambda waiting, *_: [])
     command[command.index("--seeds") + 1] = "0,1"
     status, out, _ = run(*command, capsys=capsys)
-    assert status == 0 and "mean of 2 seeds" in out and "; stepsnet-seed2 diverged, and in no mean" in out
+    assert status == 0 and "mean of 2 seeds" in out and "; stepsnet-seed2 diverged, left out of the means" in out
     assert json.loads((other / "comparison.json").read_text())["diverged"] == ["stepsnet-seed2"]
 
 
@@ -170,7 +170,7 @@ def test_a_page_that_cannot_be_written_hides_no_training(tmp_path, monkeypatch, 
     status, out, err = run("train", "digits/tiny", "--run", folder, *SMALL, capsys=capsys)
     assert status == 0 and "report.html" not in out.splitlines()[-1], err
     assert out.splitlines()[-1].startswith(f"runs: {folder} — after 2 epochs: ")
-    assert f"what was trained is kept, and `stepsnet report {folder} --out FILE.html` draws it" in out + err
+    assert f"what was trained is kept, and `stepsnet report {folder} --out FILE.html` writes the report" in out + err
 
 
 def scored_as(scores, monkeypatch):
@@ -184,7 +184,8 @@ def test_eval_takes_nothing_from_the_training(tmp_path, monkeypatch):
     (difference,) = scores.differences
     assert difference["metrics"].keys() == {"loss"} and "top-1" not in scores.summary
     other = make_run(tmp_path / "other", data="digits@train")
-    with pytest.raises(UserError, match="got runs of the splits val, train, expected one split, as of --data"):
+    words = r"got runs of the splits val, train, expected one split for all \(--data names one\)"
+    with pytest.raises(UserError, match=words):
         evaluate_runs([*runs, other])
     scored_as({run.name: {"loss": 3.0} for run in (*runs, other)}, monkeypatch)
     assert len(evaluate_runs([*runs, other], "digits@test").runs) == 3
@@ -303,7 +304,7 @@ def test_a_pair_that_was_made_longer_at_different_updates_is_named(both, tmp_pat
         (late / name).unlink()
     shutil.rmtree(late / "checkpoints" / "step-00000022")
     status, out, err = run("resume", folder, "epochs=3", capsys=capsys)
-    assert status == 0 and "seeds 1: the epochs were changed when one of the two had got further" in out, err
+    assert status == 0 and "seeds 1: when the epochs were changed, one of the two runs was ahead" in out, err
     assert read_json(folder / "comparison.json")["unlike_schedules"] == [1]
     assert "unlike_schedules" not in read_json(both / "comparison.json")
 
@@ -313,7 +314,7 @@ def test_what_is_no_comparison_is_one_line(both, tmp_path):
     for text, said in (
         ('{"seeds": [0', "cannot read .*comparison.json"),
         ("{}", "got seeds 'None', expected a list"),
-        ('{"seeds": [7]}', "has no ended run of the StepsNet with seed 7"),
+        ('{"seeds": [7]}', "has no finished run of the StepsNet with seed 7"),
     ):
         (folder / "comparison.json").write_text(text)
         with pytest.raises(UserError, match=said):

@@ -166,7 +166,7 @@ def test_the_mlps_of_each_stage_may_have_a_ratio_of_their_own():
         if hasattr(block, "mlp")
     ]
     assert ratios == [2, 2, 2, 2, 4, 4, 3, 3]
-    with pytest.raises(ValueError, match=r"mlp_ratio: got .*, expected a number or 4, one per stage"):
+    with pytest.raises(ValueError, match=r"mlp_ratio: got .*, expected one number, or 4 numbers, one per stage"):
         timm.create_model("test_steps_swin", **{**plain, "mlp_ratio": (2, 2)})
 
 

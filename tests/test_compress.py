@@ -257,16 +257,16 @@ def test_both_networks_go_to_another_precision_and_the_model_may_be_wrapped():
     compressed.model = Wrapped(compressed.model)
     torch.testing.assert_close(compressed.stream_loss(IMAGES.double()), losses[0])
     compressed.model.module.blocks = nn.Identity()
-    with pytest.raises(UserError, match="stream_loss: the model's blocks are not seen"):
+    with pytest.raises(UserError, match="stream_loss: the model's blocks cannot be read"):
         compressed.stream_loss(IMAGES.double())
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (torch.zeros(16, 5), r"labels: got \(16, 5\), expected whole numbers \(16,\)"),
-        (torch.zeros(15, dtype=torch.long), r"labels: got \(15,\), expected whole numbers"),
-        (torch.full((16,), -100), "labels: got -100 alone"),
+        (torch.zeros(16, 5), r"labels: got torch.float32 of shape \(16, 5\), expected whole numbers of shape \(16,\)"),
+        (torch.zeros(15, dtype=torch.long), r"labels: got torch.int64 of shape \(15,\), expected whole numbers"),
+        (torch.full((16,), -100), "labels: got only -100"),
     ],
 )
 def test_labels_that_do_not_fit_are_one_line(labels, message):
@@ -312,24 +312,29 @@ PLAN = {"widths": (32, 64), "depths": (3, 3)}
         (lambda: stepsnet.stepify(vit(), 2), IMAGES, {}, "VisionTransformer is in steps already"),
         (joined, IMAGES, {}, "compress: a design of the residual stream joins the blocks, expected a model without"),
         (lambda: vit(num_classes=0), IMAGES, {}, "VisionTransformer.head: got Identity, expected Linear"),
-        (lambda: vit(pre_norm=True), IMAGES, {}, r"VisionTransformer.norm_pre.weight: got a part that is not known"),
-        (lambda: vit(qkv_bias=False), IMAGES, {}, "a linear layer behind norm1 of Block has no bias"),
+        (lambda: vit(pre_norm=True), IMAGES, {}, r"VisionTransformer.norm_pre.weight: got an unknown part, expected"),
+        (lambda: vit(qkv_bias=False), IMAGES, {}, "a linear layer after norm1 of Block has no bias"),
         (lambda: vit("vit_tiny_patch16_224", block_fn=timm.models.vision_transformer.ResPostBlock), IMAGES, {}, "got "),
-        (odd, IMAGES, {}, "mlp.fc1 of Block is no linear layer, expected one"),
-        (vit, IMAGES, {"steps": 9}, "steps: got 9, expected 1 to the 6 blocks"),
+        (odd, IMAGES, {}, "mlp.fc1 of Block is not a linear layer, expected one"),
+        (vit, IMAGES, {"steps": 9}, "steps: got 9, expected 1 to 6, the model's number of blocks"),
         (
             lambda: vit(num_heads=2),
             IMAGES,
             {},
-            "steps: got 3 of a width of 64 in heads of 32, expected fewer: widths would",
+            "steps: got 3 for width 64 in multiples of 32, expected fewer: the widths would",
         ),
         (
             vit,
             IMAGES,
             {"plan": {"widths": (32, 64), "depths": (3, 4)}},
-            r"plan: depths: got \(3, 4\), expected 6 in all",
+            r"plan: depths: got \(3, 4\), expected a sum of 6",
         ),
-        (vit, IMAGES, {"plan": {"widths": (64, 32), "depths": (3, 3)}}, "plan: widths: got .*expected increasing ones"),
+        (
+            vit,
+            IMAGES,
+            {"plan": {"widths": (64, 32), "depths": (3, 3)}},
+            "plan: widths: got .*expected increasing widths",
+        ),
         (
             vit,
             IMAGES,
@@ -339,7 +344,7 @@ PLAN = {"widths": (32, 64), "depths": (3, 3)}
         (vit, IMAGES, {"plan": {**PLAN, "num_heads": (2, 8)}}, r"plan: num_heads: got \(2, 8\), expected \(4, 8\)"),
         (vit, IMAGES, {"plan": {"widths": 32, "depths": (3, 3)}}, "plan: widths: got 32, expected a list"),
         (vit, IMAGES, {"rotation": torch.ones(64, 64)}, "rotation: got .*expected an orthogonal matrix of 64 by 64"),
-        (lambda: vit(global_pool="max"), IMAGES, {}, "global_pool: got 'max', which no rotation passes"),
+        (lambda: vit(global_pool="max"), IMAGES, {}, "global_pool: got 'max', which depends on how the stream is"),
         (lambda: vit(patch_drop_rate=0.5), IMAGES, {}, "patch_drop_rate: got a model that drops patches"),
         (lambda: OwnHead(img_size=32, patch_size=8), IMAGES, {}, "OwnHead.forward_head: got a method of its own"),
         (lambda: vit(final_norm=False), IMAGES, {}, "VisionTransformer has no norm in front of its head"),
@@ -353,9 +358,9 @@ PLAN = {"widths": (32, 64), "depths": (3, 3)}
             vit,
             torch.randn(2, 3, 16, 16),
             {},
-            r"calibration: the model does not take \(2, 3, 16, 16\): AssertionError: Input height",
+            r"calibration: the model does not take inputs of shape \(2, 3, 16, 16\): AssertionError: Input height",
         ),
-        (vit, torch.full((2, 3, 32, 32), torch.nan), {}, "calibration: got outputs that are not finite"),
+        (vit, torch.full((2, 3, 32, 32), torch.nan), {}, "calibration: the model's outputs are not finite"),
     ],
 )
 def test_a_mistake_is_one_line(make, inputs, options, message):
@@ -408,5 +413,5 @@ def test_a_norm_is_folded_by_what_it_does():
 def test_a_gate_that_reads_the_stream_is_not_passed_over():
     model = vit()
     model.blocks[1].attn.gate = nn.Linear(64, 64)
-    with pytest.raises(UserError, match=r"attn\.gate of Block: got a layer that is not known to compress"):
+    with pytest.raises(UserError, match=r"attn\.gate of Block: got a layer that compress does not know"):
         stepsnet.compress(model, IMAGES)

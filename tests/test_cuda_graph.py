@@ -27,7 +27,7 @@ from stepsnet.residual import connect
 @pytest.mark.parametrize(
     ("changes", "ranks", "device", "expected"),
     [
-        ({}, 1, "cpu", "cuda_graph: got true on cpu, expected false, or a device of CUDA's"),
+        ({}, 1, "cpu", "cuda_graph: got true on cpu, expected false, or a CUDA device"),
         ({"grad_checkpointing": 0.5}, 1, "cuda", "cuda_graph: got true with grad_checkpointing=0.5"),
         ({}, 2, "cuda", "cuda_graph: got true with 2 ranks, expected one"),
     ],
@@ -225,5 +225,5 @@ def test_a_backward_pass_runs_once_and_before_the_next_forward_pass(monkeypatch)
     with pytest.raises(UserError, match="called again before this backward pass"):
         first.sum().backward()
     second.sum().backward(retain_graph=True)
-    with pytest.raises(UserError, match="or it is the second one"):
+    with pytest.raises(UserError, match="or this is a second one"):
         second.sum().backward()

@@ -97,7 +97,8 @@ def test_a_metric_that_is_no_number_is_refused(whole):
     assert lines.encode() != contents["metrics.jsonl"]
     try:
         (folder / "metrics.jsonl").write_text(lines)
-        with pytest.raises(UserError, match=r"metrics.jsonl, line 4: got val_top1 'x', expected a line of a run"):
+        words = r"metrics.jsonl, line 4: got val_top1 'x', expected a line as a run writes it"
+        with pytest.raises(UserError, match=words):
             load_run(folder)
     finally:
         (folder / "metrics.jsonl").write_bytes(contents["metrics.jsonl"])
@@ -157,8 +158,8 @@ def test_a_log_that_is_no_file_is_refused_where_a_run_goes_on(tmp_path, kind):
         (["compare", "digits/tiny", "--jobs", "0"], "argument --jobs: got 0, expected 1 to 1024"),
         (["resume", "run", "--data", ""], "argument --data: got '', expected a folder"),
         (["bench", "test_vit", "--rounds", "0"], "argument --rounds: got 0, expected 1 to"),
-        (["bench", "test_vit", "--memory", "4,2"], "--memory: got 4,2, expected two batch sizes that increase"),
-        (["bench", "test_vit", "--out", "RUN/config.yaml"], "expected a folder, and"),
+        (["bench", "test_vit", "--memory", "4,2"], "--memory: got 4,2, expected two increasing batch sizes"),
+        (["bench", "test_vit", "--out", "RUN/config.yaml"], "expected a folder, but"),
         (["sweep", "evidence/cifar10-depth", "--render", "--results", "RUN/config.yaml"], "expected a folder"),
     ],
 )
@@ -184,9 +185,9 @@ def test_a_module_that_ends_the_program_is_a_mistake(tmp_path, monkeypatch, caps
     [
         (3, {}, "got int, expected the blocks of a model"),
         ([None], {}, "got list, expected the blocks of a model"),
-        ([], {}, "got list of no blocks, expected at least one"),
-        ("same", {}, "got one block at several places"),
-        ("widths", {}, "got blocks of several widths, 32 in block 1, 64 in block 2"),
+        ([], {}, "got list without blocks, expected at least one"),
+        ("same", {}, "got the same block at several places"),
+        ("widths", {}, r"got blocks of several widths \(32 in block 1, 64 in block 2\)"),
         ("own", {"width": -1}, "width: got -1, expected 1 to 1,048,576"),
         ("own", {"first": 0}, "first: got 0, expected 1 to 10,000"),
         ("own", {"num_blocks": 1}, "num_blocks: got 1, expected at least 2"),

@@ -88,7 +88,9 @@ def test_one_pixel_of_one_image_trains_no_batch_norm(coco):
     args = ["model.args.backbone=test_steps_resnet", "model.args.size=16", "model.args.max_size=16"]
     model, task = build_task(tiny(coco, *args, "augment.sizes=[16]", "augment.max_size=16"))
     images, targets = task.example_batch(torch.device("cpu"))
-    with pytest.raises(UserError, match="batch_size: got a forward pass of one image, whose smallest map is one pixel"):
+    with pytest.raises(
+        UserError, match="batch_size: got a forward pass of one image, whose smallest feature map is one pixel"
+    ):
         task.loss(model.train(), (images[:1], targets[:1]))
 
 
@@ -186,7 +188,7 @@ def test_other_data_are_scored_with_the_mistakes_that_eval_is_told_to_accept(run
     content = json.loads((other / "instances_train.json").read_text())
     content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 3]
     (other / "instances_train.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="set without_objects=leave_out, or train"):
+    with pytest.raises(UserError, match="set without_objects=leave_out, or without_objects=train"):
         evaluate_run(folder, f"{data}@train")
     evaluate_run(folder, f"{data}@train", ["without_objects=leave_out"])
 
@@ -204,7 +206,7 @@ def test_a_report_shows_what_is_there_beside_what_was_found(coco):
 
     (section,) = task.inspect(model, CPU)
     assert [picture.title for picture in section.pictures] == ["best: 1.00", "median: 0.67", "worst: 0.00"]
-    details = [f"val{number}.png: 2 there, {count} found" for number, count in ((1, 2), (2, 1), (3, 0))]
+    details = [f"val{number}.png: 2 annotated, {count} found" for number, count in ((1, 2), (2, 1), (3, 0))]
     assert [picture.detail for picture in section.pictures] == details
     assert "a score of at least 0.5" in section.about and "spread evenly over the evaluated split" in section.about
     with Image.open(io.BytesIO(section.pictures[2].content)) as image:
@@ -306,9 +308,9 @@ def test_each_contender_starts_from_its_own_classifier(coco, tmp_path):
         save_weights(tmp_path / f"{name}.safetensors", timm.create_model(name, num_classes=5).state_dict())
     both = {"backbone": f"{tmp_path}/test_steps_swin.safetensors"}
     recipe = dataclasses.replace(recipe, baseline=baseline, **both)
-    with pytest.raises(UserError, match="baseline_backbone: got none beside backbone"):
+    with pytest.raises(UserError, match="baseline_backbone: got none although backbone is given"):
         recipe.of_baseline()
-    with pytest.raises(UserError, match=r"^backbone: got none beside baseline_backbone"):
+    with pytest.raises(UserError, match=r"^backbone: got none although baseline_backbone is given"):
         dataclasses.replace(recipe, backbone=None, baseline_backbone="there").of_baseline()
     recipe = dataclasses.replace(recipe, baseline_backbone=f"{tmp_path}/test_steps_resnet.safetensors")
     (model, task), stem = build_task(recipe.of_baseline()), "conv1.weight"

@@ -58,14 +58,14 @@ def test_compare_and_sweep_show_every_model(tmp_path, monkeypatch, capsys):
     study = declared(tmp_path)
     assert main(["sweep", str(study), "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("0 of 10 runs of toy are there") and said[1] == "  plain-1-tuning-lr0.001-seed0"
+    assert said[0].startswith("0 of 10 runs of toy are done") and said[1] == "  plain-1-tuning-lr0.001-seed0"
     assert list(tmp_path.iterdir()) == [study]
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["batch_size=9999"], "batch_size: got 9999, expected 1 to the 1437 training images"),
+        (["batch_size=9999"], "batch_size: got 9999, expected 1 to 1437, the number of training images"),
         (["opt=adamww"], "opt: got 'adamww'"),
         (["device=abacus"], "device: got 'abacus'"),
         (["accumulation_steps=3"], "batch_size: got 32, expected a multiple of 3"),

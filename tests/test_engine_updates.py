@@ -175,7 +175,7 @@ def test_a_run_whose_gradients_are_never_finite_ends_and_names_the_last_of_them(
     def make():
         return nn.Sequential(nn.Linear(3, 8), Root(), nn.Linear(8, 1))
 
-    said = f"gradient: got nan at update {update}, .*output is finite on rank 0, the gradient of 0.bias is not;"
+    said = f"gradient: got nan at update {update}, .*output is finite on rank 0, but the gradient of 0.bias is not;"
     with pytest.raises(Diverged, match=said) as raised:
         trained_with(tmp_path, make, amp_dtype=dtype, epochs=4)
     assert raised.value.step == update

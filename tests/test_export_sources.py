@@ -67,9 +67,7 @@ def test_a_name_with_the_weights_of_a_file_says_what_nobody_knows(here, capsys):
     file = str(trees / "model.safetensors")
     assert main(["export", "test_steps_resnet", "num_classes=5", "--weights", file, "--format", "torch", "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)["notes"]
-    assert (
-        line == f"{file} does not say how pictures become inputs: the preprocessing is the default of test_steps_resnet"
-    )
+    assert line == f"{file} does not say how pictures are preprocessed: the metadata state test_steps_resnet's default"
 
 
 def test_a_tag_has_the_preprocessing_of_its_own(monkeypatch):
@@ -86,7 +84,7 @@ def test_what_nobody_knows_is_said_until_it_is_told(tmp_path):
     torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "w.pth")
     about = {"classes": ["cat", "dog"]}
     given = {"weights": tmp_path / "w.pth", "model_args": {"num_classes": 2}}
-    assert "does not say how pictures become inputs" in find_source("test_vit", **given, about=about).notes[0]
+    assert "does not say how pictures are preprocessed" in find_source("test_vit", **given, about=about).notes[0]
     about |= {"mean": (0.5,) * 3, "std": (0.5,) * 3}
     assert not find_source("test_vit", **given, about=about).notes
 
@@ -132,7 +130,7 @@ def test_a_module_of_nobody_says_what_its_user_says():
     assert {source.use.preprocessing[name] for name in ("mean", "std", "crop_pct", "crop_mode", "interpolation")} == {
         None
     }
-    assert source.notes[0].startswith("sequential says nothing of its inputs: the preprocessing is null")
+    assert source.notes[0].startswith("sequential does not say how pictures are preprocessed: this is null")
     about = {"input_size": (1, 28, 20), "mean": (0.13,), "std": (0.3,), "classes": ["cat", "dog"]}
     source = find_source(model, about=about)
     assert source.use.shape == (1, 28, 20) and source.use.classes == ["cat", "dog"] and not source.notes
@@ -143,22 +141,24 @@ def test_a_module_of_nobody_says_what_its_user_says():
         ({"mean": 0.5}, "mean: got 0.5, expected 1 numbers"),
         ({"std": ["a"]}, r"std: got \['a'\], expected 1 numbers"),
         ({"std": (0.0,)}, r"std: got \(0.0,\), expected 1 numbers"),
-        ({"mean": (123.7,)}, r"mean: got \(123.7,\), expected that of pixels in 0 … 1, not in 0 … 255"),
-        ({"std": (58.4,)}, r"std: got \(58.4,\), expected that of pixels in 0 … 1"),
+        ({"mean": (123.7,)}, r"mean: got \(123.7,\), expected that of pixels from 0 to 1, not from 0 to 255"),
+        ({"std": (58.4,)}, r"std: got \(58.4,\), expected that of pixels from 0 to 1"),
         ({"input_size": 224}, "input_size: got 224, expected three whole numbers"),
         ({"classes": 5}, "classes: got 5, expected a list of names"),
-        ({"classes": ["cat"]}, "classes: got 1, expected the names of the 2 outputs"),
+        ({"classes": ["cat"]}, "classes: got 1, expected 2 names, one for each output"),
     ):
         with pytest.raises(UserError, match=message):
             find_source(model, about=wrong)
-    with pytest.raises(UserError, match="classes: got 2, expected the names of the 1000 outputs"):
+    with pytest.raises(UserError, match="classes: got 2, expected 1000 names, one for each output"):
         find_source("test_vit", about={"classes": ["cat", "dog"]})
 
 
 def test_a_module_that_takes_no_such_pictures_is_refused_with_their_size(capfd):
     """At once, before torch.export writes pages about it."""
     for size, tried in ((None, "3×224×224"), ((1, 8, 8), "1×8×8")):
-        said = rf"sequential does not take pictures of {tried} \(RuntimeError: .*\), expected .* whose size input_size="
+        said = (
+            rf"sequential does not take pictures of {tried} \(RuntimeError: .*\), expected a model that does \(input_"
+        )
         with pytest.raises(UserError, match=said):
             stepsnet.export(nn.Sequential(nn.Linear(7, 64), nn.ReLU()), "t.pt2", input_size=size)
     assert capfd.readouterr() == ("", "")

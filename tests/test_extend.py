@@ -284,7 +284,7 @@ def test_import_is_a_key_like_others(tmp_path):
     import_user_modules(["my_own"])  # it is there already
     with pytest.raises(UserError, match="unknown key 'imprt'"):
         override(recipe, ["imprt=x"])
-    with pytest.raises(UserError, match=r"task: got 'ink', expected one of 'classification'.*, or of a module that"):
+    with pytest.raises(UserError, match=r"task: got 'ink', expected one of 'classification'.*, or one that a module"):
         override(recipe, ["task=ink"])
 
 

@@ -18,7 +18,7 @@ from stepsnet.cli import main
 with contextlib.redirect_stderr(io.StringIO()) as said:
     status = main({arguments!r})
 assert status == 2 and len(said.getvalue().splitlines()) == 1, said.getvalue()
-assert "is not installed, expected `pip install '.[{extra}" in said.getvalue(), said.getvalue()
+assert "is not installed; `pip install '.[{extra}" in said.getvalue(), said.getvalue()
 """
 USE = """
 import stepsnet.deploy.samples
@@ -45,7 +45,7 @@ def test_a_missing_extra_is_one_line(tmp_path):
         for names, arguments, extra in cases
     ]
     for names, use, said in [
-        (["pydantic"], "stepsnet.train", "pydantic is not installed, expected `pip install '.[train]'`"),
+        (["pydantic"], "stepsnet.train", "pydantic is not installed; `pip install '.[train]'`"),
         (
             ["sklearn.datasets"],
             "stepsnet.deploy.samples.photographs(1, (3, 8, 8), [0], [1])",

@@ -148,7 +148,7 @@ def test_what_is_given_is_not_taken_from_the_data(tmp_path):
             build_task(changed)
     with pytest.raises(UserError, match=r"^model.args.in_chans: got 2, expected 1 for greyscale images or 3 for color"):
         build_task(recipe_on(root, "model.args.in_chans=2"))
-    with pytest.raises(UserError, match=r"digits are 1×8×8 values, got a model of 1×64×64 inputs"):
+    with pytest.raises(UserError, match=r"digits are 1×8×8 values, got a model with 1×64×64 inputs"):
         build_task(override(find_recipe("digits/tiny"), ["img_size=64"]))
 
 
@@ -179,7 +179,7 @@ def test_a_run_says_what_it_took_and_its_config_replays_it(tmp_path, capsys, mon
         "in_chans 1, from the data: the 12 training images that were looked at are greyscale",
         "img_size 16, from the data",
     ]
-    assert said[3] == "lr 0.001 is cifar10/shallow's for batches of 64, and batch_size is 4: lr_base_size=64 scales it"
+    assert said[3] == "lr 0.001 is cifar10/shallow's for batches of 64, but batch_size is 4: lr_base_size=64 scales it"
     decided = {"num_classes": 3, "in_chans": 1, "img_size": 16}
     config, summary = read_recipe(run / "config.yaml"), json.loads((run / "summary.json").read_text())
     assert decided.items() <= config.model.args.items() and decided.items() <= summary["model"]["args"].items()
@@ -208,11 +208,11 @@ def test_a_comparison_is_checked_with_its_data_before_the_first_run(tmp_path, ca
     vit = tmp_path / "vit.safetensors"
     save_weights(vit, timm.create_model("test_vit").state_dict())
     for mistake, said in {
-        "batch_size=13": "batch_size: got 13, expected 1 to the 12 training images",
+        "batch_size=13": "batch_size: got 13, expected 1 to 12, the number of training images",
         "baseline.args.num_classes=4": "baseline.args.num_classes: got 4, expected the data's 3",
         "holdout=11": "holdout: got 11, expected 3 to 9",
         "img_size=20": "img_size: got 20, expected a multiple of 8",
-        f"init={vit}": "baseline_init: got none beside init",
+        f"init={vit}": "baseline_init: got none although init is given",
         f"init={vit} baseline_init={vit}": f"init: {vit} fits no layer of the model",
         f"init={vit} baseline_init={vit} {WIDE}": f"baseline_init: {vit} fits no layer of the model",
     }.items():
@@ -255,15 +255,16 @@ def test_a_comparison_whose_models_have_their_sizes_in_different_places_goes_on(
     "spoil, expected",
     [
         (lambda root: (root / "train" / ".ipynb_checkpoints").mkdir(), []),
-        (lambda root: (root / "train" / "dog").mkdir(), ["no images of dog at all, for which the model has an output"]),
+        (lambda root: (root / "train" / "dog").mkdir(),
+         ["no images of dog at all, though the model has an output for every class"]),
         (lambda root: write_images(root, classes=("dog",), train=0),
-         ["no training images of dog, of which 2 are evaluated"]),
+         ["no training images of dog, but 2 to evaluate"]),
         (lambda root: write_images(root, classes=("dog",), val=0),
-         ["no evaluated images of dog: the metrics are of the other classes"]),
+         ["no evaluated images of dog: the metrics cover only the other classes"]),
         (lambda root: write_images(root, classes=("bee",), train=10, val=5),
-         ["55.6% of the training images are of bee: to answer this always scores 55.6% top-1 on the evaluated images"]),
+         ["55.6% of the training images are of bee: always answering this scores 55.6% top-1 on the evaluated images"]),
         (lambda root: [(root / name).touch() for name in ("train/ant/a.heic", "train/bee/b.HEIC", "val/ant/c.cr2")],
-         ["left out 2 files of .heic in train", "left out 1 file of .cr2 in val"]),
+         ["left out 2 files (.heic) in train", "left out 1 file (.cr2) in val"]),
     ],
 )  # fmt: skip
 def test_what_a_user_should_know_of_the_classes(spoil, expected, tmp_path):
@@ -288,13 +289,13 @@ def test_settings_that_are_seldom_meant():
     (line,) = on_settings(override(recipe, ["epochs=2", "warmup_epochs=5"]))
     assert line.startswith("warmup_epochs 5 of 2 epochs: the learning rate only rises, to 40% of lr")
     (line,) = on_settings(override(recipe, ["batch_size=256"]))
-    assert line == "lr 0.001 is cifar10/deep's for batches of 64, and batch_size is 256: lr_base_size=64 scales it"
+    assert line == "lr 0.001 is cifar10/deep's for batches of 64, but batch_size is 256: lr_base_size=64 scales it"
     for fine in (["batch_size=128"], ["batch_size=256", "lr=0.004"], ["batch_size=256", "lr_base_size=64"]):
         assert on_settings(override(recipe, fine)) == []
     assert on_settings(override(find_recipe("imagenet/deit_tiny"), ["batch_size=64"])) == []  # scaled
     coco = find_recipe("coco/mask_rcnn_swin_tiny")
     (line,) = on_settings(coco)
-    assert line.startswith("backbone: none is given, so it starts from random weights; the numbers that coco/mask_rcnn")
+    assert line.startswith("backbone: none is given, so it starts from random weights; the results expected of coco/")
     assert on_settings(override(coco, ["backbone=timm:swin_tiny_patch4_window7_224"])) == []
     assert on_settings(find_recipe("pennfudan/mask_rcnn")) == []  # which is meant to
 
@@ -315,7 +316,7 @@ def test_a_backbone_whose_weights_saw_other_images_is_told(task, monkeypatch):
     kind = module.Detection if task == "detection" else module.Segmentation
     (line,) = kind.load_pretrained(asked, model)
     assert line.startswith(
-        "backbone: the weights of timm:vit_base_patch16_224.mae were trained on images with mean (0.485"
+        "backbone: the weights of timm:vit_base_patch16_224.mae were trained on images normalized with mean (0.485"
     )
     recipe.backbone = "timm:vit_base_patch16_224.augreg_in1k"
     assert kind.load_pretrained(asked, model) == []

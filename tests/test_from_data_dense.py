@@ -78,8 +78,8 @@ def test_what_a_user_should_know_of_pixels(tmp_path):
     recipe = dataclasses.replace(find_recipe("camvid/tiny"), data=f"camvid:{root}", batch_size=2, baseline=None)
     (one,) = check_grid([recipe], [0], 1)
     assert one.lines[1:4] == [
-        "no pixels of sign at all, for which the model has an output",
-        "no training pixels of pole, of which 160 are evaluated",
+        "no pixels of sign at all, though the model has an output for every class",
+        "no training pixels of pole, but 160 to evaluate",
         "54.2% of the training images' pixels are ignored: they have no class",
     ]
 
@@ -96,5 +96,5 @@ def test_what_a_user_should_know_of_objects(tmp_path):
     recipe = dataclasses.replace(find_recipe("pennfudan/mask_rcnn"), data=f"coco:{root}", baseline=None)
     (one,) = check_grid([recipe], [0], 1)
     assert one.lines[0] == "num_classes 3, from the data"
-    assert one.lines[1] == "no training objects of ring, of which 6 are evaluated"
-    assert one.lines[2] == "no evaluated objects of square, disc: the metrics are of the other classes"
+    assert one.lines[1] == "no training objects of ring, but 6 to evaluate"
+    assert one.lines[2] == "no evaluated objects of square, disc: the metrics cover only the other classes"

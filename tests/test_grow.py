@@ -270,7 +270,7 @@ def test_norms_by_slices():
     ours = SliceNorm.like(nn.LayerNorm(7, elementwise_affine=False), [4, 3])
     expected = torch.cat([nn.functional.layer_norm(part, part.shape[-1:]) for part in x.split([4, 3], -1)], -1)
     torch.testing.assert_close(ours(x), expected)
-    with pytest.raises(UserError, match="grow: BatchNorm1d is no norm of vectors"):
+    with pytest.raises(UserError, match="grow: got BatchNorm1d, expected a norm that holds only vectors"):
         SliceNorm.like(nn.BatchNorm1d(7), [4, 3])
 
 
@@ -285,19 +285,19 @@ def test_bad_input_is_one_line():
     refused("got ResNet, expected a VisionTransformer of timm", timm.create_model("test_resnet"))
     refused("got 'vit', expected a model", "vit")
     refused("is of the family 'opt', expected one of llama, qwen2", OPTForCausalLM(OPTConfig(**LLAMA, ffn_dim=8)))
-    refused("steps: got 1, expected more than the 1 that the model has", vit, 1)
+    refused("steps: got 1, expected a whole number of at least 2", vit, 1)
     refused("steps: got 2, expected more than the 2", grown(vit), 2)
-    refused("steps: got 200 more than width 48 allows", vit, 201)
-    refused("plan: widths: got 32 behind 48, expected a wider one", vit, plan={"widths": (48, 32), "depths": (4, 2)})
+    refused("steps: got 200 new ones, which do not fit above width 48", vit, 201)
+    refused("plan: widths: got 32 after 48, expected a wider one", vit, plan={"widths": (48, 32), "depths": (4, 2)})
     refused(r"plan: widths: got \(32, 48\), expected the first to be", vit, plan={"widths": (32, 48), "depths": (4, 2)})
     refused(r"plan: depths: got \(2, 2\), expected the first", vit, plan={"widths": (48, 64), "depths": (2, 2)})
     refused("num_heads: got 5 at width 64, expected a divisor", vit, plan=plan_of((48, 64), (3, 5)))
     refused("num_heads: got 5 at width 96, expected a positive multiple of 2", llama, plan=plan_of((64, 96), (4, 5)))
-    refused("even size, since rotary", make("untied"), plan=plan_of((64, 70), (4, 2)))
+    refused("gives heads of even size, since rotary", make("untied"), plan=plan_of((64, 70), (4, 2)))
     refused("expected widths and depths", vit, plan={"widths": (48, 64)})
     refused("expected at least one more", vit, plan=plan_of((48,), (3,)))
     refused("round_to: got 0", vit, round_to=0)
-    refused("round_to: got it beside a plan", vit, plan={"widths": (48, 64), "depths": (3, 1)}, round_to=16)
+    refused("round_to: got it together with a plan", vit, plan={"widths": (48, 64), "depths": (3, 1)}, round_to=16)
     refused(
         "head: got Identity, expected a Linear", timm.create_model("vit_tiny_patch16_224", **VIT | {"num_classes": 0})
     )
@@ -308,14 +308,14 @@ def test_bad_input_is_one_line():
 
     refused("grow: Normed.forward_head: got a method of its own, expected timm's", Normed(**VIT))
     mapped = timm.create_model("vit_tiny_patch16_224", **VIT, class_token=False, global_pool="map")
-    refused(r"VisionTransformer.attn_pool.latent: got a part that is not known to grow", mapped)
+    refused(r"VisionTransformer.attn_pool.latent: got a part that grow does not know", mapped)
     post = timm.create_model("vit_tiny_patch16_224", **VIT, block_fn=ResPostBlock)
     refused("blocks holds ResPostBlock, expected timm's Block", post)
     refused(
         r"grow: VisionTransformer.blocks: attn.lambda_q1: got a tensor",
         timm.create_model("vit_tiny_patch16_224", **VIT, attn_layer="diff"),
     )
-    with pytest.raises(ValueError, match=r"norm_slices: got \[32\], expected the sum 64"):
+    with pytest.raises(ValueError, match=r"norm_slices: got \[32\], expected a sum of 64"):
         StepsTransformerConfig(**OURS, norm_slices=[32])
     designed = StepsTransformerForCausalLM(StepsTransformerConfig(**OURS, residual="layer_scale"))
     refused("residual: got 'layer_scale', expected plain", designed)
@@ -340,7 +340,7 @@ def test_parts_outside_of_the_layers_are_as_their_configuration_makes_them():
         (r"lm_head\.weight is not as", lambda m: setattr(m, "lm_head", nn.Linear(64, 5, bias=False)), "llama"),
     ):
         refused_with(words, change, name)
-    refused("grow: LlamaModel: got no head, expected one that reads the channels", make("llama").model)
+    refused("grow: LlamaModel: got no head, expected a model with one, such as LlamaForCausalLM", make("llama").model)
 
 
 def plan_of(widths, heads):

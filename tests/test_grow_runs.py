@@ -97,7 +97,8 @@ def test_a_file_of_weights_grows_into_other_classes(tmp_path):
     args = {"model": "test_vit", "weights": str(tmp_path / "vit.safetensors"), "img_size": 8, "patch_size": 4}
     prepared = prepare_run(replace(find_recipe("digits/tiny"), model=ModelSpec("grow", args), threads=1))
     said = "\n".join(prepared.lines)
-    assert "7 there" in said and "its outputs are those of the network that grows, with what fits of " in said
+    assert "7 in the source" in said
+    assert "its outputs are those of the network before it grew, with what fits of " in said
     ours = prepared.model.blocks[0].block.state_dict()
     assert all(torch.equal(tensor, vit.blocks[0].state_dict()[name]) for name, tensor in ours.items())
 
@@ -116,7 +117,9 @@ def test_language(tmp_path):
     losses = [metrics_of(run.folder)["val_loss"] for run in (before, after)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert main(["predict", str(after.folder), "--prompt", "step by", "--tokens", "3"]) == 0
-    with pytest.raises(UserError, match=r"data: their tokenizer is not that of .*small, expected the data that it was"):
+    with pytest.raises(
+        UserError, match=r"data: got text whose tokenizer is not that of .*small, expected the data that it was"
+    ):
         stepsnet.train("python-docs/tiny", tmp_path / "x", **{**grown, "data": f"text:{tmp_path / 'others'}"})
     with pytest.raises(UserError, match=r"small is a run of language, expected one of classification"):
         stepsnet.train("digits/tiny", tmp_path / "x", model=grown["model"])
@@ -137,7 +140,7 @@ def test_mistakes_are_one_line(small, tmp_path, capsys):
         ([str(unfinished)], "has not ended, expected a finished run; `stepsnet resume"),
         ([str(resnet)], "grow: got ResNet, expected a VisionTransformer"),
         ([str(small), "--widths", "24,32", "--depths", "2,1"], "expected the first to be the model's, (32,)"),
-        ([str(small), "--widths", "32,24", "--depths", "2,1"], "got 24 behind 32, expected a wider one"),
+        ([str(small), "--widths", "32,24", "--depths", "2,1"], "got 24 after 32, expected a wider one"),
         (
             [str(small), "--widths", "32,40", "--depths", "2,1", "--heads", "2,3"],
             "got 3 at width 40, expected a divisor",

@@ -94,8 +94,11 @@ def test_a_class_of_one_image_is_trained_on_and_the_others_are_divided_as_withou
         ({"split": "test"}, "expected a recipe with holdout"),
         ({"split": "val", "holdout": 2}, "expected 3 to 117 of the 120"),
         ({"split": "val", "holdout": 119}, "expected 3 to 117"),
-        ({"split": "val", "holdout": 20, "train_samples": 101}, "train_samples: got 101, expected 1 to the 100"),
-        ({"split": "val", "clean_samples": 121}, "clean_samples: got 121, expected 1 to the 120"),
+        (
+            {"split": "val", "holdout": 20, "train_samples": 101},
+            "train_samples: got 101, expected 1 to 100, the number",
+        ),
+        ({"split": "val", "clean_samples": 121}, "clean_samples: got 121, expected 1 to 120, the number"),
     ],
 )
 def test_a_part_that_is_not_there_is_refused(settings, words):
@@ -129,14 +132,14 @@ def test_the_test_split_is_opened_at_the_end_and_not_before(pictures, tmp_path):
     display = SimpleNamespace(show=lambda event: None, note=lambda run, text: noted.append(text))
     spoiled = train_run(recipe_on(pictures, "score_test=true"), tmp_path / "spoiled", display)
     assert spoiled["test"]["samples"]["evaluated"] == spoiled["test"]["undecodable"] == 1 and not spoiled["undecodable"]
-    assert "test: the metrics are of 1 of the 2 images to evaluate, none of them of dog" in noted
+    assert "test: the metrics cover 1 of the 2 images to evaluate, none of them of dog" in noted
     Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / "test/dog/0.png")
     (pictures / "test/dog/0.png").rename(pictures / "test/cat/1.heic")
     (pictures / "test/loose.png").touch()
     noted.clear()
     train_run(recipe_on(pictures, "score_test=true"), tmp_path / "uncovered", display)
-    assert "test: left out 1 file of .heic and 1 image beside the class folders in test" in noted
-    assert "test: no evaluated images of dog: the metrics are of the other classes" in noted
+    assert "test: left out 1 file (.heic) and 1 image beside the class folders in test" in noted
+    assert "test: no evaluated images of dog: the metrics cover only the other classes" in noted
     (pictures / "test/cat/1.heic").rename(pictures / "test/dog/0.png")
     (pictures / "test/loose.png").unlink()
     named = recipe_on(pictures, "score_test=true", f"data=folder:{pictures}@val")
@@ -158,7 +161,7 @@ def test_other_data_may_have_fewer_images_to_train_on(pictures, tmp_path):
             (other / split / name).mkdir(parents=True)
             Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(other / split / name / "0.png")
     assert evaluate_run(tmp_path / "run", f"folder:{other}")["top1"] == 50.0
-    with pytest.raises(UserError, match="train_samples: got 12, expected 1 to the 2 training images"):
+    with pytest.raises(UserError, match="train_samples: got 12, expected 1 to 2, the number of training images"):
         train_run(recipe_on(other, *changes), tmp_path / "new", Display())
 
 
@@ -173,12 +176,12 @@ def test_other_data_are_divided_as_they_come(pictures, tmp_path, capsys):
     metrics = train_run(recipe_on(pictures, "holdout=4"), run, Display())["metrics"]
     for split in ("val", "test"):
         assert evaluate_run(run, f"folder:{other}@{split}")["top1"] == 50.0
-        said = f"stepsnet: folder:{other} is divided as it comes: holdout 4 is of folder:{pictures}"
+        said = f"stepsnet: folder:{other} keeps its own splits: holdout 4 applies only to folder:{pictures}"
         assert said in capsys.readouterr().err
     shutil.copytree(pictures, moved)
     for data in (None, f"folder:{moved}", str(moved), f"{moved}/"):
         assert evaluate_run(run, data)["loss"] == pytest.approx(metrics["val_loss"])
-        said = f"stepsnet: {data} is taken for folder:{pictures}, and 4 of its training images or text is held out\n"
+        said = f"stepsnet: {data} is taken to be folder:{pictures} in a new place: holdout 4 applies to it too\n"
         assert capsys.readouterr().err == (said if data else "")
     _, task = build_task(dataclasses.replace(recipe_on(pictures, "holdout=4"), score_test=True), f"folder:{other}", run)
     assert task.facts()["split"] == "val"

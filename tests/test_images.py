@@ -94,9 +94,9 @@ def test_a_tiff_is_upright_whoever_asks(tmp_path, orientation):
     ("fits", "stored", "said"),
     [
         (["", "upright", "stored"], [False, False, True], None),
-        (["", "both", "both"], [False, False, False], "2 of 3 images of val, such as b, are .* taken upright; where"),
-        (["stored", "both", ""], [True, True, False], "1 of 3 images of val, such as b, .* taken as they are stored"),
-        (["stored", "both", "upright"], [True, False, False], "1 of 3 .* taken upright"),
+        (["", "both", "both"], [False, False, False], "2 of 3 images of val, such as b, have .* read upright; if"),
+        (["stored", "both", ""], [True, True, False], "1 of 3 images of val, such as b, .* read as they are stored"),
+        (["stored", "both", "upright"], [True, False, False], "1 of 3 .* read upright"),
     ],
 )
 def test_images_whose_size_does_not_tell_go_with_the_others_of_their_split(fits, stored, said):
@@ -175,7 +175,7 @@ def test_what_is_no_image_file_is_refused_with_a_reason(tmp_path, monkeypatch):
     path = saved(tmp_path, "fine.png", Image.fromarray(PIXELS))
     monkeypatch.setenv("STEPSNET_MAX_IMAGE_PIXELS", "5")
     with pytest.raises(
-        UnreadableImage, match="2 × 3 pixels, expected at most 5; STEPSNET_MAX_IMAGE_PIXELS allows more"
+        UnreadableImage, match="2 × 3 pixels, expected at most 5; set STEPSNET_MAX_IMAGE_PIXELS to allow more"
     ):
         open_image(path)
     monkeypatch.setenv("STEPSNET_MAX_IMAGE_PIXELS", "many")
@@ -199,10 +199,10 @@ def test_the_bound_in_the_environment_is_the_one_that_counts(tmp_path, monkeypat
     parts = (header, b"IDAT" + zlib.compress(b""), b"IEND")
     chunks = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
     (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
-    with pytest.raises(UnreadableImage, match=r"400000000 pixels.* 178956970 pixels; STEPSNET_MAX_IMAGE_PIXELS allows"):
+    with pytest.raises(UnreadableImage, match=r"400000000 pixels.* 178956970 pixels; set STEPSNET_MAX_IMAGE"):
         stored_size(tmp_path / "huge.png")
     monkeypatch.setenv("STEPSNET_MAX_IMAGE_PIXELS", "399999999")
-    with pytest.raises(UnreadableImage, match="20000 × 20000 pixels, expected at most 399,999,999; STEPSNET_MAX"):
+    with pytest.raises(UnreadableImage, match="20000 × 20000 pixels, expected at most 399,999,999; set STEPSNET_MAX"):
         stored_size(tmp_path / "huge.png")
     monkeypatch.setenv("STEPSNET_MAX_IMAGE_PIXELS", "400000000")
     assert stored_size(tmp_path / "huge.png") == (20_000, 20_000)

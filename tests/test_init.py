@@ -56,9 +56,10 @@ def test_the_last_blocks_of_one_width_become_the_last_step(tmp_path):
     assert {"head.weight", "blocks.networks.0.0.attn.qkv.weight", "blocks.networks.1.1.mlp.fc1.weight"} <= set(left)
     rows = cells(table)
     first, last = rows["blocks, step 1, 32 wide"], rows["blocks, step 3, 64 wide"]
-    assert first[:2] == ["", ""] and first[3] == "no such blocks there"
+    assert first[:2] == ["", ""] and first[3] == "no such blocks in the source"
     assert last[0].endswith("k") and last[1:] == ["", "", ""]
-    assert rows["head"] == ["", "", str(64 * 3 + 3), "3 classes, 7 there"] and rows["pos_embed"][0] == str(5 * 64)
+    assert rows["head"] == ["", "", str(64 * 3 + 3), "3 classes, 7 in the source"]
+    assert rows["pos_embed"][0] == str(5 * 64)
 
 
 @pytest.mark.parametrize("into", ["timm's", "ours"])
@@ -97,7 +98,7 @@ def test_stages_take_what_is_as_wide_and_the_same_model_all(family, tmp_path):
     rows = cells(start_from(model, saved(tmp_path, baseline)))
     stage = "layers.2.blocks" if "swin" in family else "layer3.1"
     widest = {part: row for part, row in rows.items() if part.startswith(stage)}
-    assert [row[3] for row in widest.values()] == ["no such blocks there", "no such blocks there", ""]
+    assert [row[3] for row in widest.values()] == [*["no such blocks in the source"] * 2, ""]
     assert list(widest)[-1].endswith(f"step 3, {64 if 'swin' in family else 96} wide")
     assert rows["head" if "swin" in family else "fc"][3] == ""
 
@@ -110,7 +111,8 @@ def test_steps_of_other_depths_take_their_last_blocks(tmp_path):
         ours = model.blocks.networks[step][mine].state_dict()
         others = deep.blocks.networks[step][theirs].state_dict()
         assert all(torch.equal(value, others[name]) for name, value in ours.items())
-    assert rows["blocks, step 2, 48 wide"][3] == "only 2 such blocks there" and rows["blocks, step 1, 32 wide"][3] == ""
+    assert rows["blocks, step 2, 48 wide"][3] == "only 2 such blocks in the source"
+    assert rows["blocks, step 1, 32 wide"][3] == ""
 
 
 @pytest.mark.parametrize(
@@ -179,13 +181,13 @@ def test_what_are_no_weights_is_one_line(key, tmp_path):
     (tmp_path / "text.safetensors").write_text("this is a text")
     (tmp_path / "empty").mkdir()
     for name, expected in {
-        "list.pth": "holds no dictionary",
-        "numbers.pth": "holds a int under 'a', expected weights by their names",
+        "list.pth": "does not hold a dictionary",
+        "numbers.pth": "holds a int under 'a', expected only weights, by name",
         "module.pth": "cannot read .*weights_only",
         "nan.pth": "norm.bias of .* is not finite",
         "text.safetensors": "cannot read",
         "empty": "has no weights yet",
-        "nothing": "expected the folder of a run or a checkpoint file, or timm:NAME",
+        "nothing": "expected the folder of a run, a checkpoint file or timm:NAME",
     }.items():
         with pytest.raises(UserError, match=expected) as raised:
             read_pretrained(tmp_path / name, key)
@@ -198,10 +200,10 @@ def test_weights_of_another_kind_of_model_are_refused(tmp_path):
     model = timm.create_model("test_steps_deit", **SMALL)
     with pytest.raises(UserError, match="fits no layer of the model, expected weights of a model like it"):
         start_from(model, saved(tmp_path, timm.create_model("test_resnet")))
-    with pytest.raises(UserError, match=r"init: got a .*dict, expected the folder of a run or a checkpoint file"):
+    with pytest.raises(UserError, match=r"init: got a .*dict, expected the folder of a run, a checkpoint file or"):
         start_from(model, dict(model.state_dict()))
     narrow = timm.create_model("test_vit", **SMALL, embed_dim=24, num_heads=1)
-    with pytest.raises(UserError, match=r"cls_token: \(1, 1, 64\), \(1, 1, 24\) there"):
+    with pytest.raises(UserError, match=r"cls_token: \(1, 1, 64\), \(1, 1, 24\) in the source"):
         start_from(model, saved(tmp_path, narrow))
 
 
@@ -240,7 +242,7 @@ def told_of_inputs(init, data, args=None):
     recipe = dataclasses.replace(recipe, batch_size=2, train_samples=None, device="cpu", clean_samples=0)
     lines = prepare_run(recipe).lines
     assert any(line.startswith(f"init from {init}\n|") for line in lines)
-    return [line for line in lines if "trained on images with" in line or "has not ended" in line]
+    return [line for line in lines if "trained on images normalized with" in line or "has not ended" in line]
 
 
 def test_weights_that_have_seen_other_inputs_are_told(tmp_path, monkeypatch):
@@ -258,11 +260,13 @@ def test_weights_that_have_seen_other_inputs_are_told(tmp_path, monkeypatch):
         return "timm:test_vit"
 
     source = timms((0.5,) * 3, (0.5,) * 3)
-    line = f"init: the weights of {source} were trained on images with {HALF}, those of this run have {IMAGENET}: "
-    line += "the same picture is another input to them"
+    line = (
+        f"init: the weights of {source} were trained on images normalized with {HALF}, but this run uses {IMAGENET}: "
+    )
+    line += "the same picture is a different input to them"
     assert told_of_inputs(source, data) == [line]
     (one,) = told_of_inputs(source, grey)
-    assert f"with {HALF}, those of this run have mean (0.449) and std (0.226): " in one
+    assert f"with {HALF}, but this run uses mean (0.449) and std (0.226): " in one
     overlay = {"pretrained_cfg_overlay": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}}  # what the page names
     assert told_of_inputs(source, data, overlay) == []
     source = timms((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -282,11 +286,14 @@ def test_a_run_that_has_seen_other_inputs_is_told(tmp_path, monkeypatch):
 
     assert told_of_inputs(run_of("same", "folder:gone"), data) == []
     half = run_of("half", "folder:gone", pretrained_cfg_overlay={"mean": (0.5,) * 3, "std": (0.5,) * 3})
-    assert f"init: the weights of {half} were trained on images with {HALF}, those" in told_of_inputs(half, data)[0]
+    assert (
+        f"init: the weights of {half} were trained on images normalized with {HALF}, but"
+        in told_of_inputs(half, data)[0]
+    )
     digits = run_of("digits", "digits", img_size=8, patch_size=4, in_chans=1)
     images = load_digits().images / 16
     train, _ = train_test_split(images, test_size=0.2, random_state=0, stratify=load_digits().target)
-    assert f"mean ({train.mean():.4g}) and std ({train.std():.4g}), those" in told_of_inputs(digits, data)[0]
+    assert f"mean ({train.mean():.4g}) and std ({train.std():.4g}), but" in told_of_inputs(digits, data)[0]
     monkeypatch.setattr("stepsnet.run_folder.how_far", lambda folder: "after update 1 of 9")
     same = str(tmp_path / "same")
     assert told_of_inputs(same, data) == [f"init: {same} has not ended: these are its weights after update 1 of 9"]

@@ -137,8 +137,8 @@ def test_steps_of_several_stages_are_told_apart():
     """The stages' widths are those of test_steps_swin; a step that is too short is dropped whole, and says so."""
     rows = drop_steps(timm.create_model("test_steps_swin").eval(), lambda model: {})
     assert [(row["dropped"], row["blocks"]) for row in rows[1:]] == [
-        ("last 2 of width 32 of stage 3, 4 would be as large", [2, 3]),
-        ("last 1 of width 48 of stage 3, 2 would be as large", [4]),
+        ("last 2 of width 32 of stage 3 (4 would be as large as the largest block)", [2, 3]),
+        ("last 1 of width 48 of stage 3 (2 would be as large as the largest block)", [4]),
         ("last 1 of width 64 of stage 3", [5]),
         ("last 1 of width 64 of stage 4", [7]),
     ]
@@ -202,7 +202,8 @@ def test_a_forward_pass_of_a_blocks_own_comes_back(model, images):
     with dropped([block]):
         assert not torch.equal(model(images), before)
     assert torch.equal(model(images), before) and block.forward is own and len(calls) == 2
-    with pytest.raises(UserError, match="Block has a forward pass of its own, as where it is compiled or recomputed"):
+    message = "the forward pass of this Block has been replaced, as by compiling or checkpointing the block"
+    with pytest.raises(UserError, match=message):
         stepsnet.residual.connect([block], "mhc", width=24)
 
 

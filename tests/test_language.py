@@ -281,8 +281,8 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
         (["--prompt", "step", "--temperature", "inf"], "--temperature: got inf, expected a finite number"),
         (["--prompt", "step\udcff"], r"--prompt: got 'step\udcff', expected text in UTF-8"),
         (["--prompt", ""], "--prompt: got '', expected some text"),
-        ([], "expected images, or --prompt"),
-        (["picture.png"], "is a run of language, expected one of classification"),
+        ([], "expected either images, or --prompt"),
+        (["picture.png"], "is a run of language, expected --prompt TEXT, or for images a run of classification"),
     ):
         assert main(["predict", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -305,13 +305,13 @@ def test_characters_that_were_never_seen_are_said(tmp_path):
     data = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None)
     trained, evaluated = (LanguageModelling(recipe_of(2, 16), data, "val", training) for training in (True, False))
     (line,) = trained.remarks()
-    assert line.startswith("40 of 200 tokens of val are not in the vocabulary and count as one, <unk>: ")
+    assert line.startswith("40 of 200 tokens of val are not in the vocabulary and all become <unk>: ")
     assert (trained.notices(), evaluated.notices()) == ([], [line])  # before a training it is a remark
     assert evaluated.notices() == []  # it was said, such as with an earlier row of an analysis
     assert LanguageModelling(recipe_of(2, 16), data, "train").remarks() == []
     model = small_model(vocab_size=data.tokenizer.get_vocab_size())
     data.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match=r"--prompt: got 'xz' in it, which .* has no tokens for"):
+    with pytest.raises(UserError, match=r"--prompt: got the characters 'xz', for which .* has no tokens"):
         predict.predict(tmp_path, None, PredictInputs(prompt="abzx", model=model))
 
 

@@ -121,7 +121,7 @@ def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monke
     monkeypatch.setattr("stepsnet.overrides.read_recipe", lambda _: find_recipe("digits/tiny"))
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(dataclasses.asdict(job)) + "\n"))
     launch._run_job()
-    note = "waits until the run before it has written its last checkpoint, at most 60 s"
+    note = "waiting at most 60 s for an earlier process to write this run's last checkpoint"
     assert shown == [note, "trained"] and status_of(other) == 0
     too_long = pytest.raises(UserError, match="in use by a run that is still alive")
     with lock_folder(tmp_path / "a"), too_long, lock_folder(tmp_path / "a", wait=0.05):
@@ -137,11 +137,11 @@ def test_a_run_that_diverges_keeps_no_other_from_its_start(tmp_path, grids_in_th
         with pytest.raises(UserError) as raised:
             sweep(recipes, folder, [0], 1, Shown(), resume)
         number = "1 of 2 runs failed, such as high" if not resume else "run high failed"
-        assert re.match(rf"{number}: \w+: got (nan|inf) at update .*a new run may have a lower lr", str(raised.value))
+        assert re.match(rf"{number}: \w+: got (nan|inf) at update .*try a new run with a lower lr", str(raised.value))
         assert [row["recipe"] for row in json.loads((folder / "sweep.json").read_text())] == ["low"]
         page = (folder / "report.html").read_text()
         at = re.search(r"at update (\d+)", str(raised.value))[1]
-        assert f"diverged, and in no mean: seed 0 of StepsNet at update {at}" in page
+        assert f"diverged and left out of the means: seed 0 of StepsNet at update {at}" in page
         assert f"diverged at update {at}: 0 of 2 epochs" in page and "not finished" not in page
         assert diverged_at(folder / "high-seed0") == int(at) and diverged_at(folder / "low-seed0") is None
 
@@ -213,16 +213,16 @@ def test_the_kind_of_a_folder_is_not_mistaken(tmp_path, started, capsys):
     train_grid([Entry("StepsNet", "", recipe)], tmp_path / "pair", [0], 1, None, False, recipe)
     train_grid([Entry("digits/tiny", "", recipe)], tmp_path / "sweep", [0], 1, None)
     for verb, folder, said in (
-        ("train", "pair", "is that of a comparison; `stepsnet resume"),
+        ("train", "pair", "holds a comparison, expected a new folder (`stepsnet resume"),
         ("train", "sweep", "is not empty"),
-        ("compare", "sweep", "is that of a sweep, with digits-tiny-seed0"),
-        ("sweep", "pair", "is that of a run or a comparison; `stepsnet resume"),
+        ("compare", "sweep", "holds a sweep, with the run digits-tiny-seed0, expected a new"),
+        ("sweep", "pair", "holds a run or a comparison, expected a new folder (`stepsnet resume"),
     ):
         assert main([verb, "digits/tiny", "--run", str(tmp_path / folder), "--resume"]) == 2
         assert said in capsys.readouterr().err
     (tmp_path / "pair" / "config.yaml").unlink()  # as where it was killed before its last file
     assert main(["resume", str(tmp_path / "pair")]) == 2
-    assert "is no sweep's (it has the run stepsnet-seed0)" in capsys.readouterr().err
+    assert "is not the folder of a sweep of recipes (it has the run stepsnet-seed0)" in capsys.readouterr().err
 
 
 def test_children_end_with_a_parent_that_is_killed_and_the_folder_alone_goes_on(tmp_path):
@@ -325,7 +325,7 @@ def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice(monkeypatch)
 
 
 def test_a_terminals_interrupts_are_left_to_the_parent_which_says_once_to_stop(tmp_path):
-    """Ctrl-C reaches all processes of a terminal; two seconds later a busy parent would be taken for a second one."""
+    """Ctrl-C reaches all processes of a terminal, but a child obeys its parent alone, however often it is pressed."""
     config = tmp_path / "config.yaml"
     config.write_text(to_yaml(override(find_recipe("digits/tiny"), ["baseline=null", "epochs=1000"])))
     job = Job("a", "a", str(config), str(tmp_path / "run"))

@@ -141,7 +141,9 @@ def test_differences_say_which_pairs_are_of_two_kinds_of_machine(pages, tmp_path
         keep(study, found, tmp_path)
     table = module.differences_table(study, "plain@4-plain@8", "steps@8-plain@4", "plain@4-plain@8/steps@8-plain@8")
     unlike = "plain@4 against plain@8 (1 of 2 pairs); steps@8 against plain@4 (2 of 2 pairs); steps@8 against plain@8"
-    assert table.endswith(f"\n\nPairs of two kinds of machine, whose rounding differs: {unlike} (1 of 2 pairs).")
+    assert table.endswith(
+        f"\n\nPairs of runs from two kinds of machine, whose rounding differs: {unlike} (1 of 2 pairs)."
+    )
 
 
 def test_a_cell_whose_runs_diverged_says_how_many_have_run(tmp_path):
@@ -209,7 +211,7 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
     assert all(row.split(" | ")[3:7] == ["0.002", "12.00 k", "3.00 M", "1.00"] for row in rows[:2])  # its costs too
-    assert "Ranks, rates and costs are of 4 blocks;" in "".join(rows)
+    assert "Ranks, rates and costs are those at 4 blocks;" in "".join(rows)
     keep(study, records(Cell("plain", 8), [60.0]), tmp_path)  # one run of one of them does not rank them anew
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
@@ -223,7 +225,7 @@ def test_while_no_point_is_complete_the_one_with_most_runs_ranks(pages, tmp_path
     keep(study, records(Cell("plain", 8), [60.0]), tmp_path)
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
-    assert "Ranks, rates and costs are of 4 blocks;" in "".join(rows)
+    assert "Ranks, rates and costs are those at 4 blocks;" in "".join(rows)
 
 
 def test_pages_are_of_what_is_declared(pages, tmp_path):
@@ -233,7 +235,7 @@ def test_pages_are_of_what_is_declared(pages, tmp_path):
     record = json.loads(changed.read_text())
     record["settings"]["weight_decay"] = 0.9
     changed.write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"seed1 was made with weight_decay 0\.9, got 0\.05"):
+    with pytest.raises(UserError, match=r"seed1 was made with weight_decay 0\.9, expected 0\.05, as"):
         module.leaderboard_table(study)
 
 

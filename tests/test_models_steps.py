@@ -203,7 +203,7 @@ HEADS_ERRORS = [
     (dict(num_heads=((1,), (2,), (2, 2), (4, 4))), r"num_heads of stage 3: got \(2, 2\), expected one per width of"),
     (dict(num_heads=((1,), (2,))), "num_heads: got .*, expected 4 sequences, one per stage"),
     (dict(num_heads=((1,), 2, (2, 2, 4), (4, 4))), "num_heads: got .*, expected 4 sequences, one per stage"),
-    (dict(head_dim=(8, 8)), r"head_dim: got \(8, 8\), expected a number or 4, one per stage"),
+    (dict(head_dim=(8, 8)), r"head_dim: got \(8, 8\), expected one number, or 4 numbers, one per stage"),
 ]
 
 

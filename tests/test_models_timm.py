@@ -256,5 +256,5 @@ def test_no_weight_decay():
 
 def test_hooks_into_a_design_of_the_stream_are_refused():
     """They would get its state: of several designs the same tensor behind every block."""
-    with pytest.raises(ValueError, match="feature_cls: got hooks or a trace of a residual design"):
+    with pytest.raises(ValueError, match="feature_cls: got hook or fx for a residual design"):
         timm.create_model("test_steps_deit", features_only=True, feature_cls="hook", residual="value_residual")

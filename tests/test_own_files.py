@@ -153,7 +153,7 @@ def test_a_report_is_not_written_over_a_runs_files(tmp_path, name, undrawn):
 def test_an_analysis_does_not_replace_another(a_run, tmp_path, capsys):
     (tmp_path / "stream.csv").write_text("of other runs")
     assert main(["analyze", "shortcut", str(a_run), "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path / 'stream.csv'} is there already" in capsys.readouterr().err
+    assert f"{tmp_path / 'stream.csv'} already exists" in capsys.readouterr().err
     assert (tmp_path / "stream.csv").read_text() == "of other runs"
 
 

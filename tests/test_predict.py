@@ -57,7 +57,7 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert main([*asked, "--top", "1"]) == 0 and len(json.loads(Path("found/predictions.json").read_text())) == 4
     Path("found/predictions.json").write_text("changed by hand")
     capsys.readouterr()
-    assert main(asked) == 2 and "or is of an earlier version; --force replaces it" in capsys.readouterr().err
+    assert main(asked) == 2 and "or is from an earlier version; --force replaces it" in capsys.readouterr().err
     assert Path("found/predictions.json").read_text() == "changed by hand"
     assert main([*asked, "--force"]) == 0 and Path("found/predictions.json").read_text().startswith("[")
     with Outputs(tmp_path / "in" / "drawn", tmp_path).reserved([]) as outputs:
@@ -74,7 +74,7 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     shutil.rmtree(tmp_path / "in" / "a")
     for name in ("2.png", "10.png"):
         (tmp_path / "in" / name).unlink()
-    assert main(["predict", run, "in"]) == 2 and "in has what stepsnet has written, exp" in capsys.readouterr().err
+    assert main(["predict", run, "in"]) == 2 and "in has only what stepsnet has written, exp" in capsys.readouterr().err
 
 
 def test_an_image_of_a_folder_that_cannot_be_read_is_left_out_and_one_by_name_refused(run, tmp_path, capsys):
@@ -90,7 +90,7 @@ def test_an_image_of_a_folder_that_cannot_be_read_is_left_out_and_one_by_name_re
     assert json.loads((tmp_path / "out" / "predictions.json").read_text()) == json.loads(out)
     first, second, last = err.splitlines()
     assert first.startswith(f"stepsnet: predict: left out {folder / '2.png'}, which cannot be read: ")
-    assert "4.jpg" in second and last == "stepsnet: predict: 2 of 4 files cannot be read, the others are done"
+    assert "4.jpg" in second and last == "stepsnet: predict: 2 of 4 files cannot be read; the others are done"
     assert main(["predict", run, str(folder), str(folder / "2.png")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and f"cannot read {folder / '2.png'} as an image" in err.splitlines()[-1]

@@ -188,7 +188,7 @@ def test_a_card_says_where_auto_tokenizer_is_wrong(tmp_path, session_cache):
     text, card = "def f(x):\n    return  x", (tmp_path / "out" / "README.md").read_text()
     expected = trained_on.encode(text).ids
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text).input_ids != expected  # else the note can go
-    assert "AutoTokenizer` makes another tokenizer" in card and "PreTrainedTokenizerFast.from_pretrained" in card
+    assert "AutoTokenizer` makes a different tokenizer" in card and "PreTrainedTokenizerFast.from_pretrained" in card
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")(text).input_ids == expected
 
 
@@ -290,7 +290,7 @@ def test_nothing_of_the_runs_beside_it_is_imported_for_a_card(tmp_path):
     assert {name for name in sys.modules.keys() - before if name.startswith("my_")} == {"my_mine"}
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "The seeds are 0, 1; these weights are those of seed 0." in text and r"--run 'caf\udce9'`" in text
-    assert "stepsnet runs the code of that module, also where it lies in this repository: look first.\n" in text
+    assert "stepsnet runs the code of that module, even if it lies in this repository: read it first.\n" in text
 
 
 def test_a_model_of_a_folder_is_published_with_its_own_name(tmp_path):
@@ -302,7 +302,7 @@ def test_a_model_of_a_folder_is_published_with_its_own_name(tmp_path):
     expected = stepsnet.load(run).predict(picture)
     assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
     with pytest.raises(
-        UserError, match=r"push: stepify was made of local-dir:.*, a folder of this machine without which"
+        UserError, match=r"push: stepify was made from local-dir:.*, a folder on this machine without which"
     ):
         write_repository(made, tmp_path / "refused")
     (tmp_path / "mine").rename(tmp_path / "gone")
@@ -432,7 +432,7 @@ def test_the_upload(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(HfApi, "create_repo", create_repo)
     monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
     assert main(["push", str(run), "cats", "--private", "--out", str(run / "x")]) == 2
-    assert "--private: got it beside --out" in capsys.readouterr().err
+    assert "--private: got it with --out" in capsys.readouterr().err
     assert main(["push", str(run), "cats", "--private"]) == 0
     assert capsys.readouterr().out == "push: https://huggingface.co/me/cats\n"
     assert called[0] == ("create", "cats", {"private": True, "exist_ok": True})

@@ -151,7 +151,7 @@ def test_a_comparison_as_an_object(notebook):
         assert pair.metrics.loc[("baseline", 0), metric] == theirs
     assert "loss" in pair.figures and len(pair.figure("loss").axes) == 2
     assert stepsnet.resume(pair.folder).differences.equals(pair.differences)  # every run in it has ended
-    with pytest.raises(UserError, match=r"expected the folder of one that has ended \(no comparison.json\)"):
+    with pytest.raises(UserError, match=r"expected the folder of a finished comparison \(it has no comparison.json\)"):
         stepsnet.Comparison(steps.folder)
 
 
@@ -177,14 +177,14 @@ def test_training_in_a_thread_with_a_recipe_as_an_object(tmp_path, monkeypatch):
         Path("theirs.yaml").write_text(Path("runs/mine/config.yaml").read_text().replace("digits\n", "hfds:me/cats\n"))
         stepsnet.train("theirs.yaml")
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(UserError, match=r"pandas is not installed, expected `pip install '\.\[notebook\]'`"):
+    with pytest.raises(UserError, match=r"pandas is not installed; `pip install '\.\[notebook\]'`"):
         _ = found[0].metrics
 
 
 @pytest.mark.parametrize(
     ("recipe", "changes", "said"),
     [
-        ("digits/tiny", {"epoch": 2}, r"unknown key 'epoch', expected one of a recipe's \(did you mean epochs"),
+        ("digits/tiny", {"epoch": 2}, r"unknown key 'epoch', expected a key of the recipe \(did you mean epochs"),
         ("digits/tiny", {"epochs": "2"}, "epochs: got '2', expected a valid integer"),
         ("digits/tiny", {"model": {"arg": {}}}, "unknown key 'model.arg'"),
         ("digits/tiny", {"lr": {1, 2}}, "got a set, expected text, numbers, lists and mappings"),

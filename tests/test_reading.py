@@ -53,7 +53,7 @@ ALIASES = "b0: &b0 [1, 1]\n" + "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" f
     ("text", "expected"),
     [
         ("a: 1\nb: 2\na: 3", r"the key 'a' is given twice \(line 3, column 1\)"),
-        ("a: &x [*x]", "an alias stands for what it is part of"),
+        ("a: &x [*x]", "an alias refers to something that contains it"),
         (ALIASES, "it stands for more than 100,000 values"),
         ("? [1]\n: 2", r"a key is not text \(line 1, column 3\)"),
         ("a: !!python/object:os.system x", "could not determine a constructor for the tag"),

@@ -38,7 +38,7 @@ def test_types_bounds_and_defaults_are_words():
     said = explain(find_recipe("cifar10/shallow"))
     for line in (
         "# samples per update, over all ranks and accumulated parts (whole number, at least 1; default 1024)",
-        "# of optimizers that have two; null: the optimizer's own, of adamw 0.9 and 0.999 "
+        "# for optimizers that have two; null: the optimizer's own default, for adamw 0.9 and 0.999 "
         "(list of 2, each a number, at least 0, less than 1 or null; default null)",
         "  # alpha; 0: no Mixup (number, at least 0, at most 1000; default 0.0)",
         "betas: null",
@@ -64,7 +64,7 @@ def test_an_unknown_key_says_where_the_keys_are(tmp_path, capsys):
     )
     (tmp_path / "mine.yaml").write_text("name: mine\ndata: digits\nmodel: {name: resnet18, arg: {}}\n")
     assert main(["train", str(tmp_path / "mine.yaml")]) == 2
-    assert "unknown key 'model.arg', expected one of a recipe's (did you mean model.args" in capsys.readouterr().err
+    assert "unknown key 'model.arg', expected a key of the recipe (did you mean model.args" in capsys.readouterr().err
     (tmp_path / "mine.yaml").write_text("name: mine\ndata: digits\nmodel: {name: resnet18}\n")
     assert main(["train", str(tmp_path / "mine.yaml"), "baseline.args.x=1"]) == 2
     assert "baseline.name: got none, expected one" in capsys.readouterr().err

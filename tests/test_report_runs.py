@@ -111,7 +111,7 @@ def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, un
         make_run(tmp_path / "b", "baseline", top1=90.0, **other, **kind),
     ]
     words = said(runs)
-    assert "is better by" not in words and words.endswith("no difference between them to state.")
+    assert "is better by" not in words and words.endswith("no difference between their results is stated.")
     text = read(write_report(runs, tmp_path / "report.html", "t")).text
     (name, *_) = other
     assert f"the runs differ in {name}" in text and "with the same settings" not in text
@@ -120,7 +120,7 @@ def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, un
     ]
     groups = group_runs([load_run(run) for run in sizes])
     assert figures_of(groups)["depth"] is None and f"· {name} " in groups[1].name
-    assert said(sizes).endswith("no difference between them to state.")
+    assert said(sizes).endswith("no difference between their results is stated.")
     third = group_runs([load_run(run) for run in (*runs, make_run(tmp_path / "n6", "one", widths=[8] * 6, **kind))])
     assert len(third) == 3 and figures_of(third)["results"] is None  # which would range from one to another
 
@@ -201,7 +201,7 @@ def test_unfinished_run_is_said_to_be_and_is_not_counted(tmp_path, undrawn):
     assert said(runs[2:]) == "No result yet; not finished: seed 2 of digits/deep."
     with (runs[2] / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "diverged", "step": 40, "text": "loss: got nan"}\n')
-    assert said(runs[2:]) == "No result yet; diverged, and in no mean: seed 2 of digits/deep at update 40."
+    assert said(runs[2:]) == "No result yet; diverged and left out of the means: seed 2 of digits/deep at update 40."
 
 
 def test_torn_last_line_is_left_out(tmp_path):

@@ -130,7 +130,7 @@ def test_branches_without_a_norm_are_joined():
         with pytest.raises(UserError, match=r"branches of Scaled: got .*, expected a list of paths"):
             declare_branches(Scaled, wrong)
     declare_branches(Scaled, ["act", "gain fcc"])
-    with pytest.raises(UserError, match="branches of Scaled: got the path 'fcc', which leads nowhere in it"):
+    with pytest.raises(UserError, match="branches of Scaled: got the path 'fcc', which Scaled does not have"):
         connect(blocks, "mhc", width=7)
     assert all(type(block) is Scaled for block in blocks)
     declare_branches(Scaled, ["act", "gain fc"])
@@ -184,7 +184,8 @@ class Plain(nn.Module):
 
 def test_designs_that_work_on_linear_layers_take_a_block_of_ones_own():
     declare_branches(Plain, ["norm mlp"])
-    with pytest.raises(UserError, match="linears of a branch, which Plain does not declare; its BranchParts in"):
+    message = "linears of a branch, which Plain does not declare; to declare it, give BranchParts to"
+    with pytest.raises(UserError, match=message):
         connect([Plain(8)], "fixup")
     declare_branches(Plain, [BranchParts("norm", "mlp", hidden=(("up", 0, 1),), last="down")])
     blocks, x = [Plain(8) for _ in range(4)], torch.randn(2, 5, 8)

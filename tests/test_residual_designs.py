@@ -290,7 +290,7 @@ def test_what_is_changed_between_blocks_is_noticed_in_inference_too():
         first, second = connected
         y = first(torch.randn(2, 5, WIDTH))
         y[:, 0] += 1.0
-        with pytest.raises(RuntimeError, match="got another tensor than the block before has returned"):
+        with pytest.raises(RuntimeError, match="got a tensor other than the one that the previous block returned"):
             second(y)
 
 
@@ -318,11 +318,11 @@ def test_connect_takes_the_place_of_a_sequential(name):
     if DESIGNS[name].wiring is stepsnet.residual.Wiring:  # the tensor is the whole state
         torch.testing.assert_close(second(y + prompt), connected.blocks[1](y + prompt))
         return
-    with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
+    with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got a tensor other than"):
         second(x)
     with torch.no_grad():
         y += prompt
-    with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
+    with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got a tensor other than"):
         second(y)
 
 

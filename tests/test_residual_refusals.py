@@ -50,7 +50,10 @@ from stepsnet.user_modules import import_user_modules
             {"residual": "dense_former", "residual_options": {"period": 10**9}},
             "period of dense_former: got 1000000000, e",
         ),
-        ({"residual": "bowtie"}, "got 'bowtie', a profile of widths, .* expected stepsnet.stepify.*profile='bowtie'"),
+        (
+            {"residual": "bowtie"},
+            "got 'bowtie', which is a profile of widths, expected a design; .* stepsnet.stepify.*profile='bowtie'",
+        ),
         ({"residual": ["mhc"]}, "residual: got ..mhc.., expected one of plain"),
         ({"residual": ""}, "residual: got '', expected one of plain"),
         ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
@@ -65,7 +68,7 @@ def test_a_mistake_is_one_line(arguments, message):
 def test_blocks_that_a_design_is_not_for_are_refused():
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2}
     plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, **sizes))
-    with pytest.raises(UserError, match="StepsLlamaDecoderLayer is a layer of a StepsNet of transformers already"):
+    with pytest.raises(UserError, match="StepsLlamaDecoderLayer is already a layer of a transformers model in steps"):
         stepsnet.residual.connect(stepsnet.stepify(plain, steps=2).model.layers, "mhc")
     with pytest.raises(UserError, match="mhc joins the branches of a block, and those of Linear are not declared"):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "mhc")
@@ -102,7 +105,7 @@ class Convolved(nn.Module):
 )
 def test_blocks_with_convolutions_have_their_channels_last(kind, of):
     blocks = [Convolved(kind, last=False) for _ in range(2)]
-    with pytest.raises(UserError, match=f"Convolved has convolutions over {of}.*, expected blocks of channels last"):
+    with pytest.raises(UserError, match=f"Convolved has convolutions over {of}.*, expected blocks with channels last"):
         connect(blocks, "dense_former", width=WIDTH)
     assert {type(block) for block in blocks} == {Convolved}
     dims = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[kind]
@@ -133,10 +136,11 @@ def test_a_refusal_changes_nothing():
 
 @pytest.mark.parametrize("name", ["layer_scale", "rezero", "deepnorm", "fixup", "normformer"])
 def test_two_scales_behind_a_branch_are_refused(name):
-    with pytest.raises(UserError, match=f"{name} scales the branches, as ls1 of Block does, expected only one of them"):
+    message = f"{name} scales the branches, and so does ls1 of Block, expected only one of the two"
+    with pytest.raises(UserError, match=message):
         connect(vit(init_values=1e-5).blocks, name)
     with pytest.raises(
-        UserError, match=f"{name} scales the branches, as gamma_1 of Block does|the linears of a branch"
+        UserError, match=f"{name} scales the branches, and so does gamma_1 of Block|the linears of a branch"
     ):
         connect(vit("beit_base_patch16_224").blocks, name)
 
@@ -156,7 +160,7 @@ def test_a_design_that_one_step_is_not_for_changes_no_step():
             connect(blocks, "mhc", **places)
     with pytest.raises(UserError, match="num_blocks: got 3, expected at least 9"):
         connect(blocks, "mhc", num_blocks=3)
-    with pytest.raises(UserError, match="got a StepsNet of channels in dimension 1, expected channels last"):
+    with pytest.raises(UserError, match="got a StepsNet with channels in dimension 1, expected channels last"):
         connect(stepsnet.StepsNet([nn.Sequential(Block(64, 4))], [64], dim=1), "mhc")
     with pytest.raises(UserError, match="got a StepsNet within a StepsNet"):
         connect(stepsnet.StepsNet([blocks], [64]), "mhc")
@@ -221,10 +225,13 @@ def test_an_attention_of_ones_own_need_not_know_its_heads(name):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"projections": (("a.qkv", 0, 3),) * 2}, "projections: got .*, expected three of .path of a layer, part of"),
-        ({"projections": ("a.qkv",) * 3}, "projections: got .*, expected three of .path of a layer, part of its out"),
+        ({"projections": (("a.qkv", 0, 3),) * 2}, "projections: got .*, expected three tuples .path of a layer, in"),
+        (
+            {"projections": ("a.qkv",) * 3},
+            "projections: got .*, expected three tuples .path of a layer, index of the part of its output",
+        ),
         ({"projections": (("a.qkv", 0, 3), ("a.qkv", 1, 3), ("a.qkv", 3, 3))}, "projections: got"),
-        ({"hidden": ("u", 0, 1)}, "hidden: got .'u', 0, 1., expected a tuple of .path of a layer, part of its output"),
+        ({"hidden": ("u", 0, 1)}, "hidden: got .'u', 0, 1., expected tuples .path of a layer, index of the part of"),
         ({"hidden": (("u", -1, 1),)}, "hidden: got"),
         ({"hidden": None}, "hidden: got None"),
         ({"norm": None}, "norm: got None, expected a path in the block"),
@@ -246,8 +253,8 @@ def test_all_declared_paths_lead_to_a_module(name):
     blocks = [Declared(WIDTH) for _ in range(2)]
     attention, mlp = BranchParts("norm1", "attention"), BranchParts("norm2", "mlp", hidden=(("up", 0, 1),), last="down")
     for wrong, message in (
-        (replace(mlp, last="dow"), "got the path 'dow', which leads nowhere in it"),
-        (replace(mlp, hidden=(("uq", 0, 1),)), "got the path 'uq', which leads nowhere in it"),
+        (replace(mlp, last="dow"), "got the path 'dow', which Declared does not have"),
+        (replace(mlp, hidden=(("uq", 0, 1),)), "got the path 'uq', which Declared does not have"),
         (replace(mlp, last="down.weight"), "down.weight: got Parameter, expected a module"),
         (replace(mlp, norm="norm2.bias"), "norm2.bias: got Parameter, expected a module"),
     ):
@@ -260,7 +267,8 @@ def test_all_declared_paths_lead_to_a_module(name):
     if name == "fixup":
         sevenths = tuple(("attention.qkv", part, 7) for part in (4, 5, 6))
         declare_branches(Declared, [replace(attention, projections=sevenths, last="attention.proj"), mlp])
-        with pytest.raises(UserError, match="qkv of Declared is no linear layer of the declared equal parts"):
+        message = "qkv of Declared is not a linear layer that splits into the declared equal parts"
+        with pytest.raises(UserError, match=message):
             connect(blocks, name)
     assert {type(block) for block in blocks} == {Declared} and type(blocks[0].norm1) is nn.LayerNorm
 
@@ -306,7 +314,7 @@ def test_a_module_of_several_branches_is_not_given_the_hooks_of_all(name):
     path = {"layer_norm_scaling": "norm1", "value_residual": "attention.qkv"}.get(name, "attention.proj")
     blocks = [OwnBlock(WIDTH, known=True) for _ in range(2)]
     blocks[1].norm1, blocks[1].attention = blocks[0].norm1, blocks[0].attention
-    message = f"{name} works on {path} of branch 1 of block 2, which is {path} of branch 1 of block 1 too, expected one"
+    message = f"{name} works on {path} of branch 1 of block 2, which is also {path} of branch 1 of block 1, expected a"
     with pytest.raises(UserError, match=message):
         connect(blocks, name)
     x = torch.randn(2, 5, WIDTH)
@@ -315,7 +323,7 @@ def test_a_module_of_several_branches_is_not_given_the_hooks_of_all(name):
     blocks = [OwnBlock(WIDTH) for _ in range(2)]
     blocks[1].norm2 = blocks[1].norm1
     if name == "layer_norm_scaling":
-        with pytest.raises(UserError, match="norm2 of branch 2 of block 2, which is norm1 of branch 1 of block 2 too"):
+        with pytest.raises(UserError, match="norm2 of branch 2 of block 2, which is also norm1 of branch 1 of block 2"):
             connect(blocks, name)
 
 
@@ -353,7 +361,7 @@ def test_a_norm_that_normformer_cannot_make_is_refused():
 
     block = OwnBlock(WIDTH, known=True)
     block.norm2 = Norm(WIDTH)
-    with pytest.raises(UserError, match=r"normformer: got the norm Norm, expected one that is Norm\(C, eps=…"):
+    with pytest.raises(UserError, match=r"normformer: got the norm Norm, expected one that is made by Norm\(C, eps=…"):
         connect([block], "normformer")
     assert type(block) is OwnBlock
 
@@ -363,8 +371,8 @@ def test_a_norm_behind_a_branch_is_refused_by_what_it_would_undo_or_double(name)
     config = transformers.Gemma2Config(
         hidden_size=WIDTH, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1, head_dim=16
     )
-    message = f"{name}: post_attention_layernorm of Gemma2DecoderLayer is a norm behind a branch, expected none there"
-    with pytest.raises(UserError, match=message):
+    message = "post_attention_layernorm of Gemma2DecoderLayer is a norm at the end of a branch, expected none there"
+    with pytest.raises(UserError, match=f"{name}: {message}"):
         connect([Gemma2DecoderLayer(config, 0)], name)
 
 
@@ -379,15 +387,15 @@ class Half(Connection):
     ("changes", "message"),
     [
         ({"unit": "blocks"}, "residual: unit of mine: got 'blocks', expected branch, block, branches"),
-        ({"title": None}, "residual: title of mine: got None, expected a text"),
-        ({"source": ""}, "residual: source of mine: got '', expected a text"),
+        ({"title": None}, "residual: title of mine: got None, expected some text"),
+        ({"source": ""}, "residual: source of mine: got '', expected some text"),
         (
             {"needs": "norm"},
-            "residual: needs of mine: got 'norm', expected a tuple of norm, linears, values, projections",
+            "residual: needs of mine: got 'norm', expected a tuple of names from norm, linears, values, projections",
         ),
-        ({"needs": ("norms",)}, "residual: needs of mine: got .'norms',., expected a tuple of norm"),
+        ({"needs": ("norms",)}, "residual: needs of mine: got .'norms',., expected a tuple of names from n"),
         ({"wiring": nn.Identity}, "residual: wiring of mine: got .*Identity.*, expected a subclass of Wiring"),
-        ({"options": ("streams",)}, "residual: options of mine: got .'streams',., expected names and their defaults"),
+        ({"options": ("streams",)}, "residual: options of mine: got .'streams',., expected a mapping of names to def"),
         ({"forward": Connection.forward}, "residual: forward of mine: got none of its own, expected .self, state, F"),
         ({"forward": lambda self, x: x}, "residual: forward of mine: got .self, x., expected .self, state, F"),
     ],
@@ -416,12 +424,12 @@ def test_a_design_of_ones_own_is_shown_or_refused_in_a_line(tmp_path, monkeypatc
 
 def test_a_name_of_the_packages_own_keeps_its_design():
     """Results and pages say mhc of what is in mhc.py."""
-    published = dict(DESIGNS)
+    published, taken = dict(DESIGNS), "the name of one of stepsnet's own, expected another name"
     for name in ("mhc", "plain"):
-        with pytest.raises(UserError, match=f"got a design called {name}, a name of stepsnet's own, expected another"):
+        with pytest.raises(UserError, match=f"got a design called {name}, {taken}"):
             DESIGNS[name] = Half
     for enter in (DESIGNS.update, DESIGNS.__ior__, lambda more: DESIGNS.update(**more)):
-        with pytest.raises(UserError, match="got a design called mhc, a name of stepsnet's own, expected another"):
+        with pytest.raises(UserError, match=f"got a design called mhc, {taken}"):
             enter({"mhc": Half})
     assert published == DESIGNS
 
@@ -439,7 +447,7 @@ def test_a_name_is_of_one_design(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     import_user_modules(["my_design_0"])
     for number in (1, 2):
-        with pytest.raises(UserError, match=f"two designs called of_mine, of my_design_0 and my_design_{number}, exp"):
+        with pytest.raises(UserError, match=f"two designs called of_mine, from my_design_0 and my_design_{number}, e"):
             import_user_modules([f"my_design_{number}"])
     first = DESIGNS["of_mine"]
     assert importlib.reload(sys.modules["my_design_0"]).Mine is DESIGNS["of_mine"] is not first
@@ -490,7 +498,7 @@ def test_several_tensors_need_a_wiring_that_ends_in_one(wiring, monkeypatch):
     monkeypatch.setitem(DESIGNS, "mine", Tuples)
     network = connect([Block(WIDTH, 2)], "mine")
     for run in (network, next(iter(network))):
-        with pytest.raises(UserError, match="a stream ended as tuple, expected one tensor, which finish of a Wiring"):
+        with pytest.raises(UserError, match="finish of the design's Wiring returned tuple, expected one tensor"):
             run(torch.randn(2, 5, WIDTH))
 
 
@@ -525,7 +533,7 @@ def test_blocks_that_a_failing_design_has_joined_in_part_are_said_to_be(monkeypa
     monkeypatch.setitem(DESIGNS, "mine", type("Failing", (Half,), {where: fail}))
     with pytest.raises(ZeroDivisionError) as raised:
         connect([Block(WIDTH, 2) for _ in range(2)], "mine")
-    assert raised.value.__notes__ == ["the blocks are joined in part: build them anew"]
+    assert raised.value.__notes__ == ["the blocks may be partly joined: build them anew"]
 
 
 class Masked(nn.Module):
@@ -556,13 +564,13 @@ def test_an_argument_that_no_branch_takes_is_refused():
     blocks = [Masked() for _ in range(2)]
     joined = connect(copy.deepcopy(blocks), "laurel", rank=2)
     assert joined.blocks[0](x, mask=None).shape == x.shape
-    for args, kwargs, what in (((mask,), {}, "1 arguments"), ((), {"mask": mask}, "mask")):
+    for args, kwargs, what in (((mask,), {}, r"1 positional argument\(s\) besides"), ((), {"mask": mask}, "mask")):
         with pytest.raises(UserError, match=f"Masked got {what}.*, which none of its declared branches takes"):
             joined.blocks[0](x, *args, **kwargs)
     declare_branches(Masked, [lambda block, x: block.mixer(block.norm1(x)), "norm2 mlp"])
     joined = connect(copy.deepcopy(blocks), "laurel", rank=2)
-    for args, kwargs, what in (((mask,), {}, "1 arguments"), ((), {"mask": mask}, "mask")):
-        with pytest.raises(UserError, match=f"Masked got {what}.*, which a function that is declared for its branches"):
+    for args, kwargs, what in (((mask,), {}, r"1 positional argument\(s\) besides"), ((), {"mask": mask}, "mask")):
+        with pytest.raises(UserError, match=f"Masked got {what}.*, which a function declared for its branches"):
             joined.blocks[0](x, *args, **kwargs)
     declare_branches(Masked, ["norm1 mixer*", "norm2 mlp"])
     joined = connect(copy.deepcopy(blocks), "laurel", rank=2)
@@ -599,7 +607,7 @@ def test_an_adapter_around_a_layer_that_the_design_works_on_is_refused(name):
     attention = model.blocks[1].attn
     path = "proj" if name in ("normformer", "fixup") else "qkv"
     setattr(attention, path, Adapted(getattr(attention, path)))
-    with pytest.raises(UserError, match=f"attn.{path} of ConnectedBlock is a Adapted in the place of a layer"):
+    with pytest.raises(UserError, match=f"attn.{path} of ConnectedBlock: got Adapted in place of the layer"):
         model(x)
 
 
@@ -673,7 +681,7 @@ def test_a_branch_that_calls_its_block_is_refused_and_nothing_is_changed():
 
     declare_branches(Own, [lambda block, x: block(x) - x])
     blocks = nn.Sequential(Own(), Own())
-    with pytest.raises(UserError, match="a branch that is declared for Own calls the block itself"):
+    with pytest.raises(UserError, match="a branch declared for Own calls the block itself"):
         connect(blocks, "laurel", width=WIDTH)
     assert type(blocks[0]) is Own
 

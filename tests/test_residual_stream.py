@@ -546,12 +546,12 @@ def test_blocks_that_are_called_by_keyword_or_return_a_list():
         (
             by_keyword,
             lambda: _Returns(16, lambda y: {0: y}),
-            r"blocks.0 \(_Returns\) returns a dict, expected blocks of",
+            r"blocks.0 \(_Returns\) returns a dict, expected blocks that take",
         ),
         (
             lambda blocks, z: [z := z + part(z) for pair in blocks for part in pair][-1],
             lambda: nn.ModuleList([_Branch(16), _Head(16, 4)]),
-            r"_Loop has called none of its 3 blocks, of which blocks.0 \(ModuleList\) is the first",
+            r"_Loop has called none of its 3 blocks, the first of which is blocks.0 \(ModuleList\)",
         ),
     ],
     ids=["dict", "lists"],
@@ -741,7 +741,7 @@ def test_heads_that_write_into_their_input_are_no_blocks():
 
 def test_blocks_that_write_into_their_input_are_refused():
     model, x = nn.Sequential(nn.Linear(16, 16), nn.Sequential(*(_InPlace(16) for _ in range(3)))), torch.randn(2, 16)
-    with pytest.raises(UserError, match=r"analyze: 1\.0 \(_InPlace\) changes what it is called with, expected blocks"):
+    with pytest.raises(UserError, match=r"analyze: 1\.0 \(_InPlace\) changes its input in place, expected blocks"):
         measure_stream(model, lambda model: model(x).sum())
 
 

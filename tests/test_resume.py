@@ -57,8 +57,8 @@ def test_a_run_goes_on_for_more_epochs_and_its_config_alone_replays_that(trained
     recipe = read_recipe(trained / "config.yaml")
     assert status == 0 and recipe.epochs == 2, err
     rates = [rate_at(read_recipe(path / "config.yaml"), 4, 2) for path in (copy, trained)]
-    told = f"4 epochs in place of 2: after update 4 lr is {rates[0]:.3g} where it was to be {rates[1]:.3g}, and the "
-    assert told + "schedule ends at update 8 in place of 4" in out and "resumed after update 4" in out
+    told = f"4 epochs instead of 2: after update 4 lr is {rates[0]:.3g} instead of {rates[1]:.3g}, and the "
+    assert told + "schedule ends at update 8 instead of 4" in out and "resumed after update 4" in out
     lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     used = {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}
     assert used[5] == rates[0] and used[4] < used[5] and rates[1] == 5e-6  # the old end of the cosine
@@ -74,7 +74,7 @@ def test_a_run_goes_on_for_more_epochs_and_its_config_alone_replays_that(trained
     assert status_of(process) == KILLED and not (killed / "summary.json").exists()
     assert run("train", killed / "config.yaml", "--resume", capsys=capsys)[0] == 0  # it means that very folder
     out = run("train", copy / "config.yaml", "--run", tmp_path / "again", capsys=capsys)[1]
-    assert "earlier_epochs: the schedule is for 4 epochs, but for 2 until update 4, as that run's was" in out
+    assert "earlier_epochs: the schedule is that of 4 epochs, but that of 2 until update 4, as in the run that" in out
     assert override(read_recipe(copy / "config.yaml"), ["epochs=6"]).earlier_epochs == ()  # a new length, a new run
     for folder in (killed, tmp_path / "again"):
         assert read_recipe(folder / "config.yaml").earlier_epochs == ((4, 2),)
@@ -85,7 +85,7 @@ def test_a_run_goes_on_for_more_epochs_and_its_config_alone_replays_that(trained
     assert "after 4 epochs" in run("resume", copy, "workers=1", capsys=capsys)[1]  # it has ended
     assert (copy / "metrics.jsonl").read_bytes() == before
     err = refused("resume", copy, "epochs=3", capsys=capsys)
-    assert f"epochs: got 3, expected at least 4: {copy} has done 8 updates, 2 an epoch" in err
+    assert f"epochs: got 3, expected at least 4: {copy} has done 8 updates, 2 per epoch" in err
     shutil.rmtree(copy / "checkpoints")
     assert "has no checkpoint left to go on from" in refused("resume", copy, "epochs=9", capsys=capsys)
     assert run("resume", copy, capsys=capsys)[0] == 0
@@ -104,12 +104,15 @@ def test_a_run_does_not_go_on_with_data_of_another_length(tmp_path, capsys):
     for length, tokens in ((401, "train 4691, evaluated 522"), (399, "train 4668, evaluated 519")):
         text.write_text("step by step\n" * length)
         err = refused("resume", folder, "epochs=2", capsys=capsys)
-        assert f"--resume: the data have {tokens}, updates an epoch 4; expected those that the run began with: " in err
+        assert (
+            f"--resume: the data have {tokens}, updates an epoch 4, expected the counts that the run began with: "
+            in err
+        )
         assert "train 4680, evaluated 520, updates an epoch 4" in err
         assert all(file.read_bytes() == content for file, content in before.items())  # nothing has been moved
     text.write_text("stap by stap\n" * 400)  # as many tokens, of which one means another letter
     err = refused("resume", folder, "epochs=2", capsys=capsys)
-    assert f"data: their tokenizer is not that of {folder}, expected the data that it was trained on" in err
+    assert f"data: got text whose tokenizer is not that of {folder}, expected the data that it was trained on" in err
     assert all(file.read_bytes() == content for file, content in before.items())
     text.rename(tmp_path / "elsewhere.txt").write_text("step by step\n" * 400)
     assert run("resume", folder, "epochs=2", "--data", f"text:{tmp_path / 'elsewhere.txt'}@val", capsys=capsys)[0] == 0
@@ -173,11 +176,11 @@ def test_the_parts_of_a_run_say_which_updates_they_have_made(copy, capsys):
 
 def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys):
     err = refused("resume", copy, "lr=0.5", capsys=capsys)
-    assert f"{copy} holds a run with lr 0.004, got 0.5; what may change is accumulation_steps, " in err
+    assert f"{copy} holds a run with lr 0.004, got 0.5; only these may change: accumulation_steps, " in err
     err = refused(*TRAIN, "epochs=4", "--run", copy, "--resume", capsys=capsys)
     assert f"holds a run with epochs 2, got 4 (`stepsnet resume {copy} epochs=4` changes its length)" in err
     err = refused(*TRAIN, "epochs=1", "--run", copy, "--resume", capsys=capsys)
-    assert f"holds a run with epochs 2, got 1 (`stepsnet resume {copy}` goes on with it)" in err
+    assert f"holds a run with epochs 2, got 1 (`stepsnet resume {copy}` continues it)" in err
     err = refused("train", "python-docs/tiny", "--run", copy, "--resume", capsys=capsys)
     assert "holds a run with task 'classification', got 'language'" in err
     assert (copy / "config.yaml").read_bytes() == (trained / "config.yaml").read_bytes()

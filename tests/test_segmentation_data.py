@@ -166,14 +166,14 @@ def test_an_annotation_without_a_label_is_told_and_kept(camvid):
     [
         (["model.args.num_classes=4"], "model.args.num_classes: got 4, expected the data's 3"),
         (['model={"name": "test_vit", "args": {}}'], "model: got 'test_vit', expected upernet for segmentation"),
-        (["batch_size=7"], "batch_size: got 7, expected 1 to the 6 training images"),
-        (["batch_size=1"], "batch_size: got 1 images per forward pass, expected at least 2 for batch norm"),
+        (["batch_size=7"], "batch_size: got 7, expected 1 to 6, the number of training images"),
+        (["batch_size=1"], "batch_size: got 1 per forward pass, expected at least 2 images for batch norm"),
         (["eval_stride=4"], "eval_stride: got 4, expected at most eval_window, None"),
         (["eval_scales=[]"], "eval_scales: got [], expected at least 1 of them"),
         (["augment.scale_range=[2,1]"], "augment.scale_range: got 2.0, 1.0, expected the smaller one first"),
         (["model.args.backbone=swin_tny"], "backbone: got 'swin_tny', expected a timm or StepsNet model"),
-        (["model.args.width=3"], "got an unknown argument 'width' (3), expected one of UPerNet"),
-        (["backbone=nowhere"], "backbone: got nowhere, expected the folder of a run or a checkpoint file"),
+        (["model.args.width=3"], "got an unknown argument 'width' (3), expected an argument of UPerNet"),
+        (["backbone=nowhere"], "backbone: got nowhere, expected the folder of a run, a checkpoint file or timm:NAME"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
@@ -182,7 +182,7 @@ def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
         task.load_pretrained(model)
         batches(task)
     assert expected in str(raised.value)
-    with pytest.raises(UserError, match="has no split 'test', expected one of train, val; a recipe with holdout"):
+    with pytest.raises(UserError, match="has no split 'test', expected one of train, val; with holdout in the"):
         build_task(tiny_recipe(camvid), f"camvid:{camvid}@test")
 
 
@@ -253,8 +253,8 @@ def test_annotations_of_images_that_exif_turns(camvid):
     assert not told
     turn(camvid / "images" / "train" / "train1.png", 3)  # upside down: of the same size both ways
     images, (line,) = opened()
-    assert line.startswith("1 of 6 images of train, such as train1.png,") and "taken upright" in line
+    assert line.startswith("1 of 6 images of train, such as train1.png,") and "read upright" in line
     assert np.array_equal(images[1], before[1][::-1, ::-1])
     turn(camvid / "images" / "train" / "train0.png", 6)  # annotated as it is stored
     images, (line,) = opened()
-    assert "taken as they are stored" in line and all(map(np.array_equal, images, before))
+    assert "read as they are stored" in line and all(map(np.array_equal, images, before))

@@ -90,8 +90,8 @@ def test_class_names_come_from_their_file(shards):
             [("x", {"png": png(0), "cls": b"cat"})],
             r"bad-train.tar: x.cls: got b'cat', expected the number of a class",
         ),
-        ([("x", {"cls": b"0"})], r"x has a class and no image, expected such as .jpg"),
-        ([("x", {"heic": b"", "cls": b"0"})], r"x has a class and no image"),
+        ([("x", {"cls": b"0"})], r"x has a class but no image, expected an image such as x\.jpg"),
+        ([("x", {"heic": b"", "cls": b"0"})], r"x has a class but no image"),
         ([("x", {"png": png(0), "JPG": png(1), "cls": b"0"})], r"two images for one key, x.png and x.JPG, expected"),
         ([("x", {"png": png(0), "json": b'{"label": [1]}'})], r"x.json: got the class \[1\], expected 0 to 999,999"),
         ([("x", {"png": png(0), "json": b'{"label": 1e999}'})], r"x.json: got the class inf, expected 0 to"),
@@ -161,7 +161,7 @@ def test_images_behind_a_second_dot_are_told(shards):
     write_shard(shards / "more-train.tar", [("x", {"png": png(0), "cls": b"0"}), ("a.b", {"png": png(0), "cls": b"2"})])
     data = load_images(f"wds:{shards}", SPEC)
     said = Classification(recipe_of(2), data, SPEC).remarks()[0]
-    assert len(data.train) == 7 and "left out 1 image such as a.b.png: a key ends at the first dot" in said
+    assert len(data.train) == 7 and "left out 1 image such as a.b.png: a key ends at the first dot, and" in said
 
 
 @pytest.fixture
@@ -235,7 +235,8 @@ def test_what_hugging_face_data_have_no_image_in_cannot_be_read(pictures_in_colu
 def test_a_relative_path_is_told_with_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for kind in ("folder", "wds"):
-        with pytest.raises(UserError, match=f"data: none is not a folder seen from {tmp_path}, expected --data {kind}"):
+        said = rf"data: none is not a folder \(looked up from {tmp_path}\), expected --data {kind}"
+        with pytest.raises(UserError, match=said):
             load_images(f"{kind}:none", SPEC)
 
 

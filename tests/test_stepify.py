@@ -322,7 +322,7 @@ def test_blocks_of_ones_own():
 
 
 WRONG = [
-    ("vgg11", {}, "VGG has no container of like blocks"),
+    ("vgg11", {}, "VGG has no container of blocks of one kind"),
     (
         "mambaout_femto",
         {"drop_path_rate": 0.1},
@@ -334,7 +334,11 @@ WRONG = [
         dict(stages=(3, 5)),
         r"stages: got \(3, 5\), expected some of 1, 2, 3, 4,",
     ),
-    ("convnext_atto", dict(steps=9), "steps: got 9, expected at most the blocks of a stage, which are 2, 2, 6, 2"),
+    (
+        "convnext_atto",
+        dict(steps=9),
+        "steps: got 9, expected at most the blocks of the deepest stage; the stages have 2, 2, 6, 2",
+    ),
     ("eva02_tiny_patch14_224", dict(round_to=0), "round_to: got 0, expected 'heads' or a whole number of at least 1"),
     ("vit_tiny_patch16_224", dict(steps=1, round_to="x"), "round_to: got 'x', expected 'heads' or a whole number"),
     ("vit_tiny_patch16_224", dict(steps=0), "steps: got 0, expected a whole number of at least 1"),
@@ -349,24 +353,24 @@ WRONG = [
     (
         "vit_tiny_patch16_224",
         dict(plan=dict(widths=(192,), depths=(12,), num_heads=(6,))),
-        "num_heads: got 6 at width 192, expected 3, as the model has there; plan_steps has such heads with head_dim=64",
+        "num_heads: got 6 at width 192, expected 3, as in the model; plan_steps gives this number with head_dim=64",
     ),
     (
         "swin_tiny_patch4_window7_224",
         dict(plan=stepsnet.plan_steps(384, 6, 3), stages=(3,)),
-        "num_heads: got 6 at width 384, expected 12, as the model has there; plan_steps .* head_dim=32",
+        "num_heads: got 6 at width 384, expected 12, as in the model; plan_steps .* head_dim=32",
     ),
     ("eva02_tiny_patch14_224", dict(plan=dict(widths=(100, 192), depths=(2, 2))), "got 100, expected a multiple of 64"),
-    ("eva02_tiny_patch14_224", dict(steps=5), "too many for width 192 in multiples of 64, the heads' size"),
+    ("eva02_tiny_patch14_224", dict(steps=5), "too many for width 192 in multiples of 64, the head size"),
     ("vit_small_patch16_rope_mixed_224", {}, "EvaBlock does not run at width 192 with what the model gives its blocks"),
     (
         "vit_small_patch16_rope_mixed_224",
         dict(plan=dict(widths=(384,), depths=(14,))),
-        "Eva does not run with its blocks in steps, since a part of it is made for so many blocks or heads",
+        "Eva does not run with its blocks in steps, since a part of it is made for its old number of blocks or heads",
     ),
     ("vit_tiny_patch16_224", dict(steps="3"), "steps: got '3', expected a whole number"),
     ("vit_tiny_patch16_224", dict(stages="1"), "stages: got '1', expected a list of numbers"),
-    ("vit_tiny_patch16_224", dict(stages=["a"]), "stages: got 'a' among them"),
+    ("vit_tiny_patch16_224", dict(stages=["a"]), "stages: got 'a' in the list, expected only whole numbers"),
     ("vit_tiny_patch16_224", dict(plan=3), "plan: got 3, expected widths and depths"),
     ("vit_tiny_patch16_224", dict(plan=dict(widths=None, depths=None)), "plan: widths: got None, expected a list"),
     ("vit_tiny_patch16_224", dict(plan=dict(widths=(192,), depths=(0,))), "expected at least one block"),

@@ -85,7 +85,7 @@ def test_blocks_in_a_design_are_counted_through_all_stages():
 
 def test_a_design_that_does_not_fit_is_refused():
     for name, design, options, said in (
-        ("convnext_atto", "mhc", None, "stages.0.blocks: residual: got a StepsNet of channels in dimension 1"),
+        ("convnext_atto", "mhc", None, "stages.0.blocks: residual: got a StepsNet with channels in dimension 1"),
         ("vit_tiny_patch16_224", "mhcc", None, "residual: got 'mhcc', .*did you mean mhc"),
         ("vit_tiny_patch16_224", "mhc", {"stream": 2}, "mhc got the option 'stream', .*did you mean streams"),
         ("vit_tiny_patch16_224", "plain", {"streams": 2}, "plain got the option 'streams'"),
@@ -101,7 +101,7 @@ def test_a_design_that_does_not_fit_is_refused():
 def test_options_of_the_search_beside_a_plan_are_refused(capsys):
     plan = {"widths": (32, 48), "depths": (2, 2)}
     for given in (dict(match="params"), dict(profile="reverse"), dict(blocks=5), dict(round_to=16)):
-        with pytest.raises(UserError, match=f"{next(iter(given))}: got it beside a plan"):
+        with pytest.raises(UserError, match=f"{next(iter(given))}: got it together with a plan"):
             stepsnet.stepify(vit(), plan=plan, **given)
     arguments = ["vit_tiny_patch16_224", *(f"{key}={value}" for key, value in VIT.items())]
     assert main(["stepify", *arguments, "--widths", "16,48", "--depths", "2,3", "--match", "params"]) == 2
@@ -280,26 +280,26 @@ class InPlace(nn.Sequential):
     [
         (
             InPlace,
-            r"1.0 \(Writing\) writes into its input, which the rest of the stream would share with it, expected x = x",
+            r"1.0 \(Writing\) writes into its input, whose memory the rest of the stream would share, expected x = x",
         ),
-        (Experts, "layers.1 gets what another block of layers got, expected blocks in a row"),
+        (Experts, "layers.1 gets the same input as another block of layers, expected blocks in a row"),
         (Tied, "Tied.head.weight is also a parameter of the blocks in layers, expected blocks with weights of their"),
-        (Tapped, r"Tapped reads its stream behind some blocks of layers \(1\), which are other places in steps"),
+        (Tapped, r"Tapped reads its stream after some blocks of layers \(1\), which are other places in steps"),
         (
             ReturnedEarly,
-            "ReturnedEarly makes no use of layers.4 to layers.5 of its 6 blocks: it takes its stream where",
+            "ReturnedEarly makes no use of layers.4 to layers.5 of its 6 blocks: it reads its stream where",
         ),
-        (Unsummed, r"layers.0 \(Block\) multiplies all its input with weights, expected blocks that return x"),
+        (Unsummed, r"layers.0 \(Block\) multiplies its whole input by weights, expected blocks that return x"),
         (
             OfFixedDepth,
-            "OfFixedDepth never runs layers.4 to layers.5 of its 6 blocks: it runs as many as it had before",
+            "OfFixedDepth never runs layers.4 to layers.5 of its 6 blocks: it runs only as many as it had before",
         ),
         (
             Summed,
             r"Summed adds what goes into layers.0 \(Activated\) to what comes out of it, expected blocks that return",
         ),
         *(
-            (kind, r"layers.1 \(Activated\) gets another stream than the block before it returns, .* blocks in a row")
+            (kind, r"layers.1 \(Activated\) does not get what the block before it returns: .* blocks in a row")
             for kind in (NormedBetween, WithPositions, ChangedInPlace)
         ),
     ],
@@ -544,10 +544,11 @@ def test_adapters_of_peft_are_refused(make):
     peft = pytest.importorskip("peft")
     model = make()
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "qkv"]))
-    with pytest.raises(UserError, match="stepify: PeftModel is of PEFT, expected the model without its adapters"):
+    with pytest.raises(UserError, match="stepify: PeftModel is a module of PEFT, expected the model without adapters"):
         stepsnet.stepify(wrapped)
     for convert in (stepsnet.stepify, stepsnet.grow):
-        with pytest.raises(UserError, match=rf"{convert.__name__}: {type(model).__name__}.*(q_proj|qkv) is of PEFT"):
+        refused = rf"{convert.__name__}: {type(model).__name__}.*(q_proj|qkv) is a module of PEFT"
+        with pytest.raises(UserError, match=refused):
             convert(model)
     assert stepsnet.stepify(wrapped.merge_and_unload(), steps=2)
 
@@ -561,7 +562,7 @@ def test_a_tensor_without_a_role_has_its_path():
 
 
 def test_features_of_some_blocks_are_taken_in_steps():
-    with pytest.raises(UserError, match="or the one without features_only, in steps: its forward_intermediates"):
+    with pytest.raises(UserError, match="; or stepify the model without features_only, and call its forward_in"):
         stepsnet.stepify(timm.create_model("vit_tiny_patch16_224", features_only=True))
     ours = stepsnet.stepify(timm.create_model("vit_tiny_patch16_224", img_size=32))
     x, last = torch.randn(1, 3, 32, 32), len(ours.blocks) - 1

@@ -121,7 +121,7 @@ def test_examples_of_several_arguments():
     report = stepsnet.describe_stepify(_Graph(), 2, example=(torch.randn(50, 5), torch.randint(50, (2, 200))))
     assert report.before.blocks == 6 and report.streams[0].sigma > 0  # neither embeddings nor heads
     assert report.before.macs == 50 * (5 * 64 + 6 * (64 * 64 + 5 * 64) + 2 * 64 + 2 * 4)
-    assert "those of the whole example: the first dimension, 50, is none of samples" in str(report)
+    assert "those of the whole example: its first dimension, 50, does not count samples" in str(report)
 
 
 class _Attention(_Block):
@@ -211,7 +211,7 @@ def test_the_command(capsys):
     for wrong, said in (
         (["vit_tiny_patch16_224", "img_size"], "model: got 'img_size', expected key=value"),
         (["convnext_ato"], "did you mean convnext_atto"),
-        (["vgg11"], "VGG has no container of like blocks"),
+        (["vgg11"], "VGG has no container of blocks of one kind"),
     ):
         assert main(["stepify", *wrong]) == 2
         assert said in capsys.readouterr().err
@@ -263,7 +263,7 @@ def test_a_pair_of_any_model_as_a_recipe(tmp_path, capsys):
         assert batch[0].shape[1:] == (3, 64, 64) and loss.isfinite()
     assert stepify_pair("convnext_atto", "digits").augment is None  # which take none
     assert main(["compare", "--model", "convnext_atto"]) == 2
-    assert "--data: got none beside --model convnext_atto" in capsys.readouterr().err
+    assert "--data: got none with --model convnext_atto" in capsys.readouterr().err
     assert main(["compare", "digits/tiny", "--model", "convnext_atto", "--data", data]) == 2
     assert "got convnext_atto beside the recipe digits/tiny" in capsys.readouterr().err
     assert main(["compare"]) == 2

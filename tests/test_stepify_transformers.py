@@ -213,7 +213,7 @@ def test_fewer_layers_end_the_stream(name, tmp_path):
     for model in (short, again, ours, AutoModelForCausalLM.from_pretrained(tmp_path / "cut").eval()):
         assert len(get_path(model.base_model, path)) == model.config.num_hidden_layers == len(widths_of(model)) == 3
         assert blocks_of(model, [1]) == blocks_of(model)
-        with pytest.raises(ValueError, match="expected some of the model's 1, counted from 1"):
+        with pytest.raises(ValueError, match=r"expected numbers from 1 to the model's number of steps, which is 1$"):
             blocks_of(model, [2])  # which no layer is of
         torch.testing.assert_close(model(IDS).logits, expected)
         if name != "mamba":
@@ -224,9 +224,9 @@ def test_fewer_layers_end_the_stream(name, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"widths": [16, 32, 64]}, "widths: got .16, 32, 64., expected .32, 48, 64., by step_sizes"),
+        ({"widths": [16, 32, 64]}, "widths: got .16, 32, 64., expected .32, 48, 64., as in step_sizes"),
         ({"depths": [4, 2]}, "depths: got .4, 2., expected one per width"),
-        ({"num_hidden_layers": 40}, "num_hidden_layers: got 40, expected 0 to the [0-9]+ of depths"),
+        ({"num_hidden_layers": 40}, "num_hidden_layers: got 40, expected 0 to [0-9]+, the sum of depths"),
     ],
 )
 def test_other_sizes_of_a_configuration_that_is_there_are_one_line(changes, said, tmp_path):
@@ -414,9 +414,9 @@ def test_what_is_frozen_or_recomputed_stays_so():
 
 
 def test_bad_input_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="example: got it beside LlamaForCausalLM, expected tokens="):
+    with pytest.raises(UserError, match="example: got one for LlamaForCausalLM, expected tokens="):
         stepsnet.stepify(make("llama"), 2, example=IDS)
-    with pytest.raises(UserError, match="got a compiled LlamaForCausalLM, expected the model that was compiled"):
+    with pytest.raises(UserError, match="got a compiled LlamaForCausalLM, expected the model as it was before"):
         stepsnet.stepify(torch.compile(make("llama")), 2)
 
     class OwnConfig(LlamaConfig):
@@ -433,7 +433,7 @@ def test_bad_input_is_one_line(tmp_path):
         )
     with pytest.raises(UserError, match="is in steps already"):
         stepsnet.stepify(in_steps(make("llama")))
-    with pytest.raises(UserError, match=r"stages: got \(4,\), expected some of 1, counted"):
+    with pytest.raises(UserError, match=r"stages: got \(4,\), expected some of 1, the stages with blocks of one kind"):
         stepsnet.stepify(make("llama"), stages=(4,))
     with pytest.raises(UserError, match="num_heads: got 5 at width 32, expected a positive multiple of 2"):
         stepsnet.stepify(make("llama"), plan={"widths": (32, 64), "depths": (1, 1), "num_heads": (5, 4)})
@@ -524,5 +524,5 @@ def test_types_of_a_model_that_is_no_longer_than_their_period_repeat(layers, is_
 
 def test_a_configuration_without_a_plan_is_refused():
     config = steps_config_class("llama")()
-    with pytest.raises(ValueError, match=r"^widths: got None, expected those of a plan, as stepsnet.stepify makes one"):
+    with pytest.raises(ValueError, match=r"^widths: got None, expected the widths of a plan: stepsnet.stepify makes"):
         AutoModelForCausalLM.from_config(config)

@@ -335,12 +335,12 @@ def test_other_depths_of_a_configuration_that_is_there_are_so_many_layers(ids, t
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"widths": [32, 48, 96]}, "hidden_size: got 64, expected 96, by widths"),
+        ({"widths": [32, 48, 96]}, "hidden_size: got 64, expected 96, from widths"),
         ({"widths": [32, 64]}, "depths: got .2, 1, 1., expected one per width"),
-        ({"num_attention_heads": [1, 1, 1]}, "head_dim: got 16, expected 64, by widths"),
+        ({"num_attention_heads": [1, 1, 1]}, "head_dim: got 16, expected 64, from widths"),
         ({"intermediate_size": 64}, "intermediate_size: got 64, expected one per width"),
-        ({"num_hidden_layers": 9}, "num_hidden_layers: got 9, expected 1 to 4, the layers"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected 1 to 4, the layers"),
+        ({"num_hidden_layers": 9}, "num_hidden_layers: got 9, expected 1 to 4, the sum of depths"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected 1 to 4, the sum of depths"),
     ],
 )
 def test_other_sizes_of_a_configuration_that_is_there_are_one_line(changes, said, tmp_path):
@@ -455,7 +455,7 @@ def test_the_cache_is_narrower_than_the_baselines(model, ids):
         ({"embedding_scale": 0}, "embedding_scale: got 0, expected a number above 0"),
         ({"embedding_scale": float("nan")}, "embedding_scale: got nan, expected a number above 0"),
         ({"embed_dim": 64}, "unknown argument 'embed_dim'"),
-        ({"widht": 64}, "unknown argument 'widht', expected one of StepsTransformerConfig .did you mean widths"),
+        ({"widht": 64}, "unknown argument 'widht', expected an argument of StepsTransformerConfig .did you mean wid"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_one_line(changes, expected):

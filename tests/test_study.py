@@ -82,7 +82,7 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
         best = max(tuned.values())
         chosen = min(rate for rate, value in tuned.items() if value == best)  # the lower of two that are equal
         assert {r["rate"] for r in records.values() if (r["kind"], r["point"]) == ("final", point)} == {chosen}
-    assert "10 of 10 runs." in out and (folder / "study.png").exists() and (folder / "study.csv").exists()
+    assert "10 of 10 runs have ended." in out and (folder / "study.png").exists() and (folder / "study.csv").exists()
     assert "10 of 10 runs have ended" in (folder / "leaderboard.md").read_text()
     # from the results alone, in another place: nothing is run, and the same is said
     before = len(in_process)
@@ -93,7 +93,7 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
     # one result less is one run more, and until then nothing is claimed
     (results / f"{in_process[-1]}.json").unlink()
     status, rendered, err = run("sweep", file, "--results", results, "--render", capsys=capsys)
-    assert "9 of 10 runs." in rendered and "Nothing is claimed yet" in rendered and "Depth" not in rendered
+    assert "9 of 10 runs have ended." in rendered and "Nothing is claimed yet" in rendered and "Depth" not in rendered
     # a criterion that the runs do not know decides nothing, and they keep those that they were started under
     wider = [TOY["criteria"][0] | {"margin": 50.0}]
     declared(tmp_path, criteria=wider)
@@ -109,12 +109,13 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
         tuning = "rates 0.001 0.002 0.004, at most 3, seeds 0, length 0.5" if record["kind"] == "final" else None
         assert record.get("tuning") == tuning
     status, late, _ = run("sweep", declared(tmp_path, criteria=wider), "--results", results, "--render", capsys=capsys)
-    assert status == 0 and "| undecided: declared, changed or given seeds when 4 of its final runs had begun |" in late
+    reason = "declared, changed or given other seeds after 4 of its final runs had begun"
+    assert status == 0 and f"| undecided: {reason} |" in late
     assert "changed" not in out and "**undecided**: Nothing is claimed" in late
     # results of other settings are not taken for these
     other = TOY["settings"] | {"weight_decay": 0.1}
     status, _, err = run("sweep", declared(tmp_path, settings=other), "--results", results, "--render", capsys=capsys)
-    assert status == 2 and "was made with weight_decay 0.05, got 0.1" in err
+    assert status == 2 and "was made with weight_decay 0.05, expected 0.1, as" in err
     status, _, err = run(*arguments, capsys=capsys)
     assert status == 2 and "is not empty" in err
 
@@ -132,7 +133,7 @@ def test_a_study_that_is_killed_goes_on(tmp_path, capsys, in_process):
     process.wait()
     done = {file: file.stat().st_mtime_ns for file in (folder / "results").glob("*.json")}
     status, out, err = run("sweep", file, "--run", folder, "--resume", capsys=capsys)
-    assert status == 0 and "5 of 5 runs." in out and len(in_process) == 5 - len(done), err
+    assert status == 0 and "5 of 5 runs have ended." in out and len(in_process) == 5 - len(done), err
     assert all(file.stat().st_mtime_ns == written for file, written in done.items())
 
 
@@ -385,7 +386,7 @@ def test_verdicts(tmp_path, differences, expect, margin, verdict):
         ({"flatness": {"share": 0.5, "within": 10.0}}, "runs may change by 1000% over their last 50%"),
         ({"flatness": {"share": 0.01, "within": 0.02}}, "runs may change by 2% over their last 1%"),
         ({"criteria": [criterion | {"level": 0.5}]}, "an interval of 50%, expected at least 95%"),
-        ({"flatness": {"key": "train_loss"}}, "long enough by train_loss, expected train_clean_loss"),
+        ({"flatness": {"key": "train_loss"}}, "runs are judged long enough by train_loss, expected train_clean_loss"),
     ):
         rules = {"seeds": [1, 2, 3], "criteria": [criterion], "flatness": {"share": 0.5, "within": 0.02}} | lenient
         said = judge_study(study_of(tmp_path, **rules), there).claims[0]
@@ -398,8 +399,8 @@ def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys,
     lines = out.splitlines()
     reach = f"{T_95[2] / math.sqrt(3):.1f} standard deviations of the paired differences"
     assert status == 0 and lines[-1] == f"an interval of 95% over 3 seeds reaches {reach} to each side"
-    assert lines[0].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6 + 3
-    assert "multiply-accumulates of a forward pass, of an image or a token:" in lines
+    assert lines[0].startswith("0 of 12 runs of toy are done") and len(lines) == 2 + 6 + 3
+    assert "multiply-accumulates of a forward pass, per image or token:" in lines
     monkeypatch.setattr("os.access", lambda *_, **__: False)  # what is only shown needs no folder to write to
     assert run("sweep", declared(tmp_path, **rules), "--dry-run", "--run", tmp_path, capsys=capsys)[0] == 0
     monkeypatch.undo()
@@ -407,14 +408,17 @@ def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys,
     for more, reason in (
         ({"seeds": [1, 2]}, "2 seeds, expected at least 3"),
         ({"criteria": criteria}, "an interval of 94.9%, expected at least 95%"),
-        ({"flatness": {"share": 0.095, "within": 0.02}}, "2% over their last 9.5%, expected at most 2% over 10%"),
+        (
+            {"flatness": {"share": 0.095, "within": 0.02}},
+            "2% over their last 9.5%, expected at most 2% over at least 10%",
+        ),
     ):
         file = declared(tmp_path, **rules | more)
         status, _, err = run("sweep", file, "--dry-run", "--run", tmp_path, "workers=-1", capsys=capsys)
         assert status == 2 and "workers: got -1, expected at least 0" in err
         status, out, _ = run("sweep", file, "--dry-run", "--run", tmp_path, capsys=capsys)
         last = out.splitlines()[-1]
-        assert last.startswith("claims: nothing will be claimed of 'Depth helps.': ") and last.endswith(reason)
+        assert last.startswith("claims: 'Depth helps.' will be neither claimed nor denied: ") and last.endswith(reason)
 
 
 def test_less_is_better_of_a_loss(tmp_path):
@@ -442,7 +446,10 @@ def test_a_contender_may_be_declared_later_than_the_one_it_is_held_against(tmp_p
     assert judge(study, study.criteria[0], there).verdict == "for"
     next(iter(after.values()))["criteria"] = ["another"]
     judged = judge(study, study.criteria[0], there)
-    assert judged.reason == "declared, changed or given seeds when 4 of its final runs had begun" and judged.mean > 0
+    assert (
+        judged.reason == "declared, changed or given other seeds after 4 of its final runs had begun"
+        and judged.mean > 0
+    )
 
 
 def test_a_denial_waits_for_no_verdict_that_could_not_change_it(tmp_path):
@@ -475,7 +482,7 @@ def test_a_claim_is_not_cut_down_to_what_came_out_well(tmp_path):
     for record in finals.values():
         record["claims"] = both.claims_of(low)
     late = judge_study(one, there).claims[0]
-    assert late.verdict == "undecided" and "declared or changed when 6 final runs of gain had begun" in late.text
+    assert late.verdict == "undecided" and "declared or changed after 6 final runs of gain had begun" in late.text
     assert judge_study(both, there).claims[0].verdict == "against"
     for record in final(low, 0.002, (0, 0, 0)):
         finals[record]["claims"] = one.claims_of(low)  # one side knows it, as that of a contender declared later
@@ -495,7 +502,7 @@ def test_a_claim_that_is_worded_anew_says_so(tmp_path):
     assert judge_study(study, there).claims[0].text == "Depth helps."
     other = study_of(tmp_path, **rules, claims=[TOY["claims"][0] | {"text": "Depth helps everybody."}])
     said = judge_study(other, there).claims[0]
-    assert (said.verdict, said.text) == ("for", "Depth helps everybody. (Worded anew when final runs had begun.)")
+    assert (said.verdict, said.text) == ("for", "Depth helps everybody. (Reworded after final runs had begun.)")
 
 
 def test_a_claim_says_what_its_criteria_leave_open(tmp_path):
@@ -506,7 +513,7 @@ def test_a_claim_says_what_its_criteria_leave_open(tmp_path):
     low, high = Cell("plain", 1), Cell("plain", 2)
     there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, (50.0, 51.0, 52.0))
     said = judge_study(study, there | final(high, 0.002, (62.0, 53.0, 62.0))).claims[0]
-    assert said.text == 'Depth does not help. (Not ruled out: a difference in "no gain" by less than 50 points.)'
+    assert said.text == 'Depth does not help. (Not ruled out: a difference in "no gain" of less than 50 points.)'
 
 
 def test_what_was_declared_and_is_no_more_is_on_the_page(tmp_path):
@@ -531,9 +538,9 @@ def test_runs_of_one_cell_that_count_differently_are_said(tmp_path):
     there = placed(tuned(cell, MIDDLE) | final(cell, 0.002, (50.0, 51.0, 52.0)))
     for record in there.values():
         record |= {"blocks": 1, "params": 10_000, "macs": 200_000}
-    assert "counted anew" not in render_study(study, there) + leaderboard(study, there)
+    assert "the way of counting" not in render_study(study, there) + leaderboard(study, there)
     next(iter(there.values()))["macs"] = 210_000
-    said = "The runs of plain at 1 blocks record 200.00 k and 210.00 k MACs: they were counted anew"
+    said = "The runs of plain at 1 blocks record 200.00 k to 210.00 k MACs: the way of counting, or the model"
     assert said in render_study(study, there) and said in leaderboard(study, there)
 
 
@@ -568,7 +575,7 @@ def test_what_was_run_on_other_machines_is_said(tmp_path):
     assert "that, this; torch 2; commit aaa, bbb." in lines
     next(iter(sides[0].values()))["commit"] = "0123456789ab+"  # of a tree that was changed since
     assert "that, this; torch 2; commit 0123456+, aaa, bbb." in render_study(study, there).splitlines()
-    assert lines[-1] == "Pairs of two kinds of machine, whose rounding differs: gain (3 of 3 pairs)."
+    assert lines[-1] == "Pairs of runs from two kinds of machine, whose rounding differs: gain (3 of 3 pairs)."
     assert leaderboard(study, there).splitlines()[-3:] == render_study(study, there).splitlines()[-3:]
     fewer = {name: record for name, record in there.items() if name != next(iter(sides[0]))}
     assert render_study(study, fewer).splitlines()[-1].endswith("gain (2 of 2 pairs).")
@@ -579,15 +586,15 @@ def test_what_was_run_on_other_machines_is_said(tmp_path):
     next(iter(sides[0].values()))["trained_before"] = [begun]
     lines = render_study(study, there).splitlines()
     assert "that, this; torch 2; commit 0123456+, aaa, bbb, ccc." in lines
-    assert lines[-1] == "Pairs of two kinds of machine, whose rounding differs: gain (1 of 3 pairs)."
+    assert lines[-1] == "Pairs of runs from two kinds of machine, whose rounding differs: gain (1 of 3 pairs)."
     del next(iter(sides[0].values()))["trained_before"]
     for record in sides[1].values():
         record["hardware"] = {"cpu": "that", "gpu": None}
     next(iter(sides[1].values())).update(hardware={"cpu": "this", "gpu": None}, versions={"torch": "3"})
     assert render_study(study, there).splitlines()[-3:] == [
-        "Pairs of two kinds of machine, whose rounding differs: gain (2 of 3 pairs).",
+        "Pairs of runs from two kinds of machine, whose rounding differs: gain (2 of 3 pairs).",
         "",
-        "Pairs of two versions of torch, whose rounding differs: gain (1 of 3 pairs).",
+        "Pairs of runs from two versions of torch, whose rounding differs: gain (1 of 3 pairs).",
     ]
 
 
@@ -611,13 +618,14 @@ def test_a_module_of_ones_own_that_changes_amid_a_study_is_noted(tmp_path, capsy
     file, results = declared(tmp_path, **changes), tmp_path / "results"
     arguments = ("sweep", file, "--run", "run", "--results", results, "--resume")
     status, _, err = run(*arguments, "--cells", "plain@1", capsys=capsys)
-    assert status == 0 and "another content" not in err, err
+    assert status == 0 and "different content" not in err, err
     sys.modules.pop("my_halves"), sys.modules.pop("my_gain")
     Path("my_gain.py").write_text("GAIN = 0.25\n")
     status, out, err = run(*arguments, "--cells", "halves@1", capsys=capsys)
-    assert status == 0 and "5 of the results were made by another content of the module my_halves" in out + err, err
+    said = "5 of the results were made, at least in part, with different content of the module my_halves"
+    assert status == 0 and said in out + err, err
     page = next(line for line in (tmp_path / "run" / "study.md").read_text().splitlines() if "my_halves" in line)
-    assert page.count("5 of sha256:") == 2 and "The module my_halves was changed while the study went on" in page
+    assert page.count("5 with sha256:") == 2 and "The module my_halves was changed while the study went on" in page
 
 
 def test_a_module_that_changes_amid_a_run_is_noted(tmp_path, monkeypatch):
@@ -629,12 +637,14 @@ def test_a_module_that_changes_amid_a_run_is_noted(tmp_path, monkeypatch):
     first["trained_before"] = [{"until_update": 5, "versions": {"torch": "2", "my_halves": "sha256:old"}}]
     page = render_study(study, there)
     assert "The module my_halves was changed while the study went on" in page
-    assert "its runs: 1 of sha256:old and then sha256:new, 1 of sha256:new." in page
+    assert "; runs: 1 with sha256:old and then sha256:new, 1 with sha256:new." in page
     monkeypatch.setattr(conductor, "module_versions", lambda names: dict.fromkeys(names, "sha256:new"))
     (line,) = conductor._on_modules(there.values(), tmp_path)
     # a folder that stays has the old result, which would be recorded again
     assert f"remove their files from the results and the folders of these runs from {tmp_path}" in line
-    assert line.startswith("1 of the results were made by another content of the module my_halves, in whole or in part")
+    assert line.startswith(
+        "1 of the results were made, at least in part, with different content of the module my_halves"
+    )
     second["trained_before"] = first["trained_before"]  # and so were all
     assert "its runs: 2 of sha256:old and then sha256:new." in render_study(study, there)
 
@@ -659,7 +669,7 @@ def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):
     sound = tuning | final(low, 0.002, base) | final(high, 0.002, more)
     assert judged(sound).verdict == "for"
     short = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more[:2]))
-    assert (short.verdict, short.reason) == ("not yet", "5 of 6 final runs are there") and short.mean is None
+    assert (short.verdict, short.reason) == ("not yet", "5 of 6 final runs have ended") and short.mean is None
     moving = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more, last=(1.0, 0.9)))
     assert moving.verdict == "undecided" and "still moved by 10.00% over the last 50% of the run" in moving.reason
     edge = tuned(low, MIDDLE) | tuned(high, {0.001: 3.0, 0.002: 2.0, 0.004: 1.0})
@@ -765,7 +775,7 @@ def test_the_edge_of_another_variant_is_not_said_to_be_the_rates(tmp_path):
         there[last.name] = {"kind": "final", "variant": "b", "rate": 0.002, "metrics": {"test_top1": 50.0}}
     for record in there.values():
         record |= {"contender": "plain", "point": 1}
-    assert "| b 0.002 (a variant at its edge) |" in render_study(study, there)
+    assert "| b 0.002 (a variant is at the edge of its grid) |" in render_study(study, there)
     assert "| 50.0 ± 0.0 (rate of a variant at an edge, " in leaderboard(study, there)
 
 
@@ -791,7 +801,7 @@ def test_a_perplexity_beyond_all_bounds_is_the_worst(tmp_path):
     there = {name: {"metrics": {"val_word_perplexity": score}} for name, score in scores.items()}
     assert choice_of(study, cell, there | {record["run"]: record}).rate == 0.004
     for recipe, loss in ((text, 3.0), (find_recipe("digits/tiny"), 7.0)):
-        with pytest.raises(UserError, match="has no val_word_perplexity, expected one of what it measured: val_loss"):
+        with pytest.raises(UserError, match="has no val_word_perplexity, expected one of its metrics: val_loss"):
             perplexity_of(tmp_path, recipe, val_loss=loss)
 
 
@@ -804,9 +814,9 @@ def test_a_table_says_what_is_there(tmp_path):
         rate = float(name.split("-lr")[1].split("-")[0])
         there[name] = {**record, "contender": "plain", "point": point, "kind": kind, "variant": "", "rate": rate}
     text = render_study(study, there)
-    assert text.startswith("5 of 12 runs.") and "| plain | 1 |" in text and "51.0 ± 1.4" in text
+    assert text.startswith("5 of 12 runs have ended.") and "| plain | 1 |" in text and "51.0 ± 1.4" in text
     assert "plain, 1 blocks: 0.001: 1.0, 0.002: 2.0, 0.004: 1.0" in text
-    assert "| not yet: 2 of 6 final runs are there |" in text
+    assert "| not yet: 2 of 6 final runs have ended |" in text
 
 
 def test_a_study_of_segmentation_is_tuned_and_scored(tmp_path, capsys, in_process):
@@ -832,4 +842,5 @@ def test_a_study_of_segmentation_is_tuned_and_scored(tmp_path, capsys, in_proces
     assert all("test_miou" in record["metrics"] and record["macs"] > 0 for record in finals)
     wrong = declared(tmp_path, **declaration | {"metric": "top1"})
     status, _, err = run("sweep", wrong, "--run", tmp_path / "other", capsys=capsys)
-    assert status == 2 and "metric: got 'top1' of plain@1, segmentation, expected one of pixel_accuracy, miou" in err
+    words = "metric: got 'top1' for plain@1, a recipe of segmentation, expected one of pixel_accuracy, miou"
+    assert status == 2 and words in err

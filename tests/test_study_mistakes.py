@@ -43,7 +43,7 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         ({"tuning": {"rates": [0.001, 0.002]}}, "tuning.rates: got [0.001, 0.002], expected at least 3"),
         ({"tuning": {"rates": [0.001, 0.004, 0.002]}}, "that increase"),
         ({"tuning": {"rates": [0.001, 0.002, "fast"]}}, "tuning.rates.2: got 'fast', expected a valid number"),
-        ({"tuning": {**TOY["tuning"], "seeds": [0, 1]}}, "seeds: got 1 among them, a seed of the tuning"),
+        ({"tuning": {**TOY["tuning"], "seeds": [0, 1]}}, "seeds: got 1, which is one of tuning.seeds too"),
         ({"tuning": {**TOY["tuning"], "seeds": [0, 5, 5]}}, "tuning.seeds: got 5 twice"),
         ({"tuning": {**TOY["tuning"], "seeds": []}}, "tuning.seeds: got [], expected at least 1"),
         ({"tuning": {**TOY["tuning"], "seed": 0}}, "unknown key 'tuning.seed'"),
@@ -58,7 +58,7 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         ({"flatness": {"key": "train_mixed_loss"}}, "flatness.key: got 'train_mixed_loss', expected a split and"),
         (
             {"tuning": {**TOY["tuning"], "rates": [1e-5, 2e-5, 4e-5], "most_rates": 5}},
-            "plain@1: min_lr: got 5e-06, expected at most lr, 2.5e-06, the lowest rate that the grid may grow to",
+            "plain@1: min_lr: got 5e-06, expected at most lr, 2.5e-06 (the lowest rate that the grid may grow to)",
         ),
         ({"name": "../up"}, "name: got '../up'"),
         ({"settings": {**TOY["settings"], "seed": 3}}, "settings: got seed among the settings"),
@@ -74,7 +74,10 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         (change(points={0: {}}), "contenders.0.points"),
         (change(name="a b"), "contenders.0.name: got 'a b', expected text of the form"),
         (change(pionts={}), "points, variants, unequal (did you mean points"),
-        ({"settings": {**TOY["settings"], "holdout": None}}, "plain@1: score_test: got true, but digits has no third"),
+        (
+            {"settings": {**TOY["settings"], "holdout": None}},
+            "plain@1: score_test: got true, but digits has no test split besides",
+        ),
         ({"metric": "top2"}, "metric: got 'top2'"),
         ({"order": [["plain@2", "plain@2"]]}, "order: got plain@2 twice"),
         (
@@ -84,8 +87,11 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         ({"recipe": "pennfudan/tiny"}, "recipe: got 'pennfudan/tiny'"),
         ({"seed": 3}, "unknown key 'seed'"),
         ({"settings": {**TOY["settings"], "data": "digits"}}, "settings: got data among the settings"),
-        ({"metric": "miou"}, "metric: got 'miou' of plain@1, classification, expected one of top1, top5, loss"),
-        ({"settings": {**TOY["settings"], "clean_samples": 0}}, "flatness.key: got train_clean_loss, and plain@1 has"),
+        (
+            {"metric": "miou"},
+            "metric: got 'miou' for plain@1, a recipe of classification, expected one of top1, top5, loss",
+        ),
+        ({"settings": {**TOY["settings"], "clean_samples": 0}}, "flatness.key: got train_clean_loss, but plain@1 has"),
         ({"flatness": {"key": "train_clean_miou"}}, "flatness.key: got train_clean_miou, which the runs of plain@1"),
         ({"settings": {**TOY["settings"], "holdout": 5000}}, "plain@1: holdout: got 5000"),
         ({"settings": {**TOY["settings"], "epochs": 1}}, "tuning.length: plain@1: got 0.5 of 1 epoch"),
@@ -102,16 +108,19 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
                 "contenders": [{"name": name, "points": {point: {}}, **more} for name, point, more in TWINS],
                 **{"criteria": [], "claims": []},
             },
-            "got a@1 and a-1@2 with runs named a-1-2-tuning-lr0.001-seed0",
+            "got a@1 and a-1@2, which would both have a run named a-1-2-tuning-lr0.001-seed0",
         ),
-        ({"contenders": [*TOY["contenders"], SAME]}, "got the same settings of plain@2 and same@2, expected settings"),
+        (
+            {"contenders": [*TOY["contenders"], SAME]},
+            "got the same settings for plain@2 and same@2, expected different",
+        ),
         (
             {"contenders": [*TOY["contenders"], {**SAME, "settings": {"epochs": 4}}]},
-            "same@2: got epochs 4, where plain@2 has 2, expected the same (or `unequal`, which says why)",
+            "same@2: got epochs 4, where plain@2 has 2, expected the same (or `unequal` with the reason)",
         ),
         (
             {"contenders": [*TOY["contenders"], {**SAME, "settings": {"batch_size": 32}}]},
-            "same@2: got batch_size 32, where plain@2 has 64, expected the same (or `unequal`, which says why)",
+            "same@2: got batch_size 32, where plain@2 has 64, expected the same (or `unequal` with the reason)",
         ),
         (
             {"contenders": [*TOY["contenders"], {**SAME, "settings": {"holdout": 50}}]},
@@ -172,16 +181,16 @@ def test_a_record_of_a_model_whose_blocks_are_not_found_is_read(tmp_path):
     [
         (
             {"study": "toy", "run": "plain-1-tuning"},
-            "has no contender, expected a file as a run of the study leaves it",
+            "has no contender, expected a record as a run of the study writes it",
         ),
-        ({**RECORD, "rate": "fast"}, "has rate 'fast', expected a file as a run of the study leaves it"),
+        ({**RECORD, "rate": "fast"}, "has rate 'fast', expected a record as a run of the study writes it"),
         ({**RECORD, "claims": [1]}, "has claims '[1]', expected a list of sentences"),
         ({**RECORD, "criteria": None}, "has criteria 'None', expected a list of sentences"),
         ({**RECORD, "seed": None}, "has seed 'None', expected"),
-        ({**RECORD, "metrics": None}, "has metrics 'None', expected a file as a run of the study leaves it"),
+        ({**RECORD, "metrics": None}, "has metrics 'None', expected a record as a run of the study writes it"),
         ({**RECORD, "metrics": {"val_top1": "50"}}, "has val_top1 '50', expected a number"),
-        ({**RECORD, "curve": None}, "has curve 'None', expected a file as a run"),
-        ({**RECORD, "curve": ["a"]}, "has a curve with 'a', expected a file as a run"),
+        ({**RECORD, "curve": None}, "has curve 'None', expected a record as a run"),
+        ({**RECORD, "curve": ["a"]}, "has a curve with 'a', expected a record as a run"),
         ({**RECORD, "curve": [{"epoch": "1"}]}, "has a curve with "),
         ({**RECORD, "hardware": {"cpu": 3}}, "has hardware with cpu '3', expected"),
         ({**RECORD, "versions": {"torch": None}}, "has versions with torch 'None', expected"),
@@ -190,32 +199,39 @@ def test_a_record_of_a_model_whose_blocks_are_not_found_is_read(tmp_path):
         ({**RECORD, "rate": -1}, "has rate -1, expected"),
         (
             {**FINAL, "params": 99},
-            "has {'params': 98}, plain-1-final-lr0.001-seed1 {'params': 99}, expected",
+            "has {'params': 98}, but plain-1-final-lr0.001-seed1 has {'params': 99}, expected",
         ),
         (
             {**FINAL, "tuning": "rates 0.001 0.002 0.003, at most 3, seeds 0, length 0.5"},
-            "under the tuning rates 0.001 0.002 0.003, at most 3, seeds 0, length 0.5, got rates 0.001 0.002 0.004, at "
-            "most 3, seeds 0, length 0.5; its test score is there, expected another tuning in a study of another name",
+            "under the tuning rates 0.001 0.002 0.003, at most 3, seeds 0, length 0.5, but the study now declares "
+            "rates 0.001 0.002 0.004, at most 3, seeds 0, length 0.5: its test score is known, so another tuning needs "
+            "a study of another name",
         ),
-        ({**RECORD, "study": "other"}, "is of the study other, expected a folder for toy"),
+        ({**RECORD, "study": "other"}, "belongs to the study other, expected results of toy"),
         ({**RECORD, "run": "plain-1-tuning-lr0.002-seed0"}, "holds the record of plain-1-tuning-lr0.001-seed0"),
         ({**RECORD, "contender": "wide", "run": "wide-1-tuning-lr0.001-seed0"}, "is of wide@1, which is not declared"),
         ({**RECORD, "variant": "b", "run": "plain-1-b-tuning-lr0.001-seed0"}, "is of the variant 'b', expected one of"),
-        ({**FINAL, "seed": 7, "run": "plain-1-final-lr0.001-seed7"}, "is of no rate or seed that the study declares"),
-        ({**RECORD, "rate": 0.003, "run": "plain-1-tuning-lr0.003-seed0"}, "what has been run is not left out"),
+        (
+            {**FINAL, "seed": 7, "run": "plain-1-final-lr0.001-seed7"},
+            "has a rate or seed that the study does not declare",
+        ),
+        (
+            {**RECORD, "rate": 0.003, "run": "plain-1-tuning-lr0.003-seed0"},
+            "a run that has a result cannot be left out",
+        ),
         # without the data nothing says which of two is meant: the first result's
         (
             {**FINAL, "data": "hfds:a/digits"},
             {
-                "--render": "was trained on digits, expected one data set, hfds:a/digits",
-                "--dry-run": "was trained on hfds:a/digits, expected one data set, digits",
+                "--render": "was trained on digits, expected one data set for all, hfds:a/digits",
+                "--dry-run": "was trained on hfds:a/digits, expected one data set for all, digits",
             },
         ),
         (
             {**FINAL, "data": "folder:b"},
             {
-                "--render": "was trained on digits, expected one data set, folder:b",
-                "--dry-run": "was trained on folder:b, expected one data set, digits",
+                "--render": "was trained on digits, expected one data set for all, folder:b",
+                "--dry-run": "was trained on folder:b, expected one data set for all, digits",
             },
         ),
         ({**FINAL, "samples": {"train": 999}}, "was trained on {'samples': {'train': 128"),
@@ -244,7 +260,7 @@ def test_a_final_run_is_at_the_rate_that_was_chosen(tmp_path, capsys):
     write(results, read_study(file), tuned[2])
     for option in ("--dry-run", "--render"):
         status, _, err = run(*arguments, option, capsys=capsys)
-        words = "plain-1-final-lr0.001-seed1 is not at 0.002, which tuning has chosen; what has been run is not left"
+        words = "plain-1-final-lr0.001-seed1 is not at 0.002, which tuning has chosen: a run that has a result cannot"
         assert status == 2 and words in err and len(err.splitlines()) == 1, err
 
 
@@ -253,7 +269,8 @@ def test_a_copy_of_a_record_does_not_count_in_its_place(tmp_path, capsys):
     write(results, read_study(file), RECORD)
     (results / "zz-copy.json").write_text((results / f"{RECORD['run']}.json").read_text().replace("50.0", "99.0"))
     status, _, err = run("sweep", file, "--results", results, "--render", capsys=capsys)
-    assert status == 2 and f"zz-copy.json holds the record of {RECORD['run']}, expected {RECORD['run']}.json" in err
+    name = RECORD["run"]
+    assert status == 2 and f"zz-copy.json holds the record of {name}, expected the name {name}.json" in err
 
 
 def test_a_lost_record_of_a_grid_that_has_grown_is_made_again(tmp_path, capsys):
@@ -273,7 +290,7 @@ def test_a_lost_record_of_a_grid_that_has_grown_is_made_again(tmp_path, capsys):
     assert status == 0 and f"  {tuned[1]['run']}" in out.splitlines(), err
     write(results, read_study(file), {**tuned[0], "run": "plain-1-tuning-lr0.0003-seed0", "rate": 0.0003})
     status, _, err = run(*arguments, capsys=capsys)
-    assert status == 2 and "plain-1-tuning-lr0.0003-seed0 is of no rate or seed that the study declares" in err
+    assert status == 2 and "plain-1-tuning-lr0.0003-seed0 has a rate or seed that the study does not declare" in err
 
 
 def made(study, planned, score):
@@ -316,8 +333,9 @@ def test_a_lost_record_that_comes_out_otherwise_starts_no_runs_at_a_second_rate(
     for _ in range(2):
         status, _, err = run(*arguments, capsys=capsys)
         words = (
-            "plain-1-final-lr0.002-seed1 is not at 0.004, which tuning has chosen; what has been run is not left out"
+            "plain-1-final-lr0.002-seed1 is not at 0.004, which tuning has chosen: a run that has a result cannot be "
         )
+        words += "left out"
         assert status == 2 and err.startswith(f"stepsnet: run {names[-1]} failed: results: {words}"), err
         assert not (results / f"{names[-1]}.json").exists()  # the record that was lost may be found
     assert names == ["plain-1-tuning-lr0.004-seed0"] * 2
@@ -337,7 +355,7 @@ def test_what_another_sweep_has_recorded_is_checked_record_by_record(tmp_path, c
     monkeypatch.setattr("stepsnet.study.conductor.record_of", record_of)
     arguments = ("sweep", file, "--run", tmp_path / "run", "--results", results)
     status, out, err = run(*arguments, "--cells", "plain@1", capsys=capsys)
-    words = f"results: {other['run']} was made with weight_decay 0.9, got 0.05"
+    words = f"results: {other['run']} was made with weight_decay 0.9, expected 0.05, as the study says"
     assert f"left out: {words}" in " ".join(out.split()) and status == 2 and err == f"stepsnet: {words}\n", err
     finals = [f"plain-1-final-lr0.001-seed{seed}" for seed in (1, 2)]  # by the record at 0.004 too
     assert names == ["plain-1-tuning-lr0.001-seed0", "plain-1-tuning-lr0.002-seed0", *finals]
@@ -356,7 +374,7 @@ def test_a_record_of_another_sweep_that_does_not_fit_is_not_taken_in_place_of_on
     monkeypatch.setattr("stepsnet.study.conductor.record_of", record_of)
     arguments = ("sweep", file, "--run", tmp_path / "run", "--results", results, "--cells", "plain@1")
     status, _, err = run(*arguments, capsys=capsys)
-    words = f"results: {RECORD['run']} was made with weight_decay 0.9, got 0.05"
+    words = f"results: {RECORD['run']} was made with weight_decay 0.9, expected 0.05, as the study says"
     assert status == 2 and err == f"stepsnet: run {RECORD['run']} failed: {words}\n" and names == [RECORD["run"]]
 
 
@@ -375,7 +393,7 @@ def test_what_another_sweep_has_recorded_stays(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr("stepsnet.study.conductor.run_all", run_all)
     status, out, err = run("sweep", file, "--run", tmp_path / "run", "--results", results, capsys=capsys)
-    assert status == 0 and "another sweep has recorded it already" in out + err, err
+    assert status == 0 and "another sweep has already recorded this run" in out + err, err
     assert json.loads((results / f"{RECORD['run']}.json").read_text())["metrics"] == {"val_top1": 50.0}
     of_shallow = [name for name in started if name.startswith("plain-1")]
     assert of_shallow == ["plain-1-final-lr0.002-seed1", "plain-1-final-lr0.002-seed2"]
@@ -404,7 +422,7 @@ def test_of_two_records_written_at_once_the_first_stays(tmp_path, capsys, monkey
     monkeypatch.setattr("stepsnet.study.conductor.run_all", run_all)
     monkeypatch.setattr("stepsnet.study.conductor.record_of", record_of)
     status, out, err = run("sweep", file, "--run", tmp_path / "run", "--results", results, capsys=capsys)
-    assert (out + err).count("another sweep has recorded it already") == 2
+    assert (out + err).count("another sweep has already recorded this run") == 2
     assert (out + err).count("left out: results:") == 1 and "x (1).json has no contender" in out + err
     assert json.loads((results / f"{RECORD['run']}.json").read_text())["metrics"] == {"val_top1": 50.0}
     assert status == 2 and "x (1).json has no contender" in err  # the page would be of less than there is
@@ -455,11 +473,11 @@ def test_results_of_other_data_are_not_gone_on_with(tmp_path, capsys):
         "--resume",
     )
     status, _, err = run(*arguments, capsys=capsys)
-    assert status == 2 and "was trained on folder:a, expected one data set, digits" in err
+    assert status == 2 and "was trained on folder:a, expected one data set for all, digits" in err
     for options in (("--dry-run", "--data", "digits"), ("--render", "--data", "digits"), ("--resume",), ("--dry-run",)):
         file = declared(tmp_path, data="")  # and those of the recipe are the digits
         status, _, err = run("sweep", file, "--results", results, "--run", tmp_path / "run", *options, capsys=capsys)
-        assert status == 2 and "was trained on folder:a, expected one data set, digits" in err
+        assert status == 2 and "was trained on folder:a, expected one data set for all, digits" in err
     declared(tmp_path, data="digits")
     status, _, err = run(*arguments[:2], "--render", "--results", tmp_path / "typo", capsys=capsys)
     assert status == 2 and "typo does not exist, expected a folder with the results of runs" in err
@@ -481,7 +499,7 @@ def test_a_setting_that_a_result_does_not_know_had_its_default(tmp_path, capsys)
     del record["settings"]["betas"]
     path.write_text(json.dumps(record))
     status, _, err = run("sweep", file, *arguments, capsys=capsys)
-    assert status == 2 and "was made with betas None, got [0.8, 0.999]" in err
+    assert status == 2 and "was made with betas None, expected [0.8, 0.999]" in err
 
 
 def test_all_runs_of_a_study_have_one_data_set(tmp_path, capsys):
@@ -489,7 +507,7 @@ def test_all_runs_of_a_study_have_one_data_set(tmp_path, capsys):
     other = {**TOY["contenders"][0], "name": "other", "recipe": "other.yaml"}
     file = declared(tmp_path, contenders=[*TOY["contenders"], other])
     status, _, err = run("sweep", file, "--run", tmp_path / "run", capsys=capsys)
-    assert status == 2 and "data: got digits of plain@1 and folder:there of other@1, expected one data set" in err
+    assert status == 2 and "data: got digits for plain@1 and folder:there for other@1, expected one data set" in err
     assert data_of(read_study(file), "digits") == "digits"
 
 
@@ -621,7 +639,7 @@ def test_contenders_of_equal_settings_are_refused_with_recipes_of_their_own(tmp_
     (tmp_path / "same.yaml").write_text(to_yaml(dataclasses.replace(find_recipe("digits/tiny"), **more)))
     file = declared(tmp_path, contenders=[*TOY["contenders"], {**SAME, "recipe": "same.yaml"}])
     status, _, err = run("sweep", file, "--run", tmp_path / "run", capsys=capsys)
-    assert status == 2 and "got the same settings of plain@2 and same@2, expected settings that differ" in err, err
+    assert status == 2 and "got the same settings for plain@2 and same@2, expected different ones" in err, err
 
 
 def test_weights_to_start_from_are_the_same_wherever_they_lie(tmp_path, capsys):
@@ -638,7 +656,7 @@ def test_weights_to_start_from_are_the_same_wherever_they_lie(tmp_path, capsys):
             status, _, err = rendered(init)
             assert status == 0, err
         status, _, err = rendered("/scratch/1/others.pth")
-        assert status == 2 and f"was made with init {there!r}, got '/scratch/1/others.pth'" in err
+        assert status == 2 and f"was made with init {there!r}, expected '/scratch/1/others.pth'" in err
     write(results, read_study(study_from("/scratch/plain/model.safetensors")), RECORD)
     assert rendered("/here/plain/model.safetensors")[0] == 0
     assert rendered("/here/other/model.safetensors")[0] == 2  # another run's, which is called the same

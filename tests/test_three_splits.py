@@ -18,7 +18,7 @@ from stepsnet.tasks.classification.sources import Arrays, Splits, register_sourc
 from stepsnet.tasks.images import shape_of
 
 SHADES = {"train": 10, "val": 60, "validation": 60, "valid": 60, "test": 110}
-NOT_OF_ITS_OWN = "that split is the one to validate on; expected a recipe with holdout"
+NOT_OF_ITS_OWN = "no test split besides the one to validate on; expected a recipe with holdout"
 
 
 def write_folders(root, *splits, classes=("cat", "dog")):
@@ -107,8 +107,8 @@ def test_it_is_scored_when_the_training_has_ended(tmp_path):
     _, task = build_task(recipe_on(root, *changes), f"folder:{root}@test")
     assert task.facts()["samples"]["evaluated"] == 10 and task.facts()["split"] == "test"
     (root / "test").rename(tmp_path / "test")
-    with pytest.raises(UserError, match=r"score_test: got true, but .* has no third split"):  # before the training
-        train_run(recipe_on(root, *changes), tmp_path / "other", Display())
+    with pytest.raises(UserError, match=r"score_test: got true, but .* has no test split besides"):
+        train_run(recipe_on(root, *changes), tmp_path / "other", Display())  # refused before the training
     assert not (tmp_path / "other").exists()
 
 
@@ -151,7 +151,7 @@ def test_a_kind_of_the_users_may_have_three():
         kind(test=lambda: split(5, label="b"))
         with pytest.raises(UserError, match="mine: got labels such as '0' in test, expected the numbers of its 2"):
             load_images("mine:x@test", SPEC)
-        with pytest.raises(UserError, match="data: got ndarray from read, expected one of Pillow's images"):
+        with pytest.raises(UserError, match="data: got ndarray from read, expected a Pillow image"):
             shape_of(pictures[0])
         kind(test=split(5))
         with pytest.raises(UserError, match="mine: got Arrays as test, expected a function that opens it"):

@@ -95,13 +95,13 @@ def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):
     assert not (tmp_path / "none" / "tensorboard").exists()
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", None)  # an installation that is broken
     trained_with(tmp_path / "broken")
-    with pytest.raises(UserError, match=r"tensorboard is not installed, .*\[tensorboard\]"):
+    with pytest.raises(UserError, match=r"tensorboard is not installed; .*\[tensorboard\]"):
         trained_with(tmp_path / "missing", tracker="tensorboard")
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"tracker: wandb is not installed, expected `pip install '\.\[wandb\]'`"):
+    with pytest.raises(UserError, match=r"tracker: wandb is not installed; `pip install '\.\[wandb\]'`"):
         trained_with(tmp_path, tracker="wandb")
 
 
@@ -152,6 +152,6 @@ def test_a_service_that_fails_stops_no_training(error, tmp_path, monkeypatch):
     said = [event["text"] for event in events if "tracker:" in event.get("text", "")]
     text = " ".join(str(error).split())
     path = tmp_path / "run" / "metrics.jsonl"
-    assert said == [f"tracker: trackio failed at update 4 and gets no more: {text}; the metrics are in {path}"]
+    assert said == [f"tracker: trackio failed at update 4 and gets no more metrics: {text}; all of them are in {path}"]
     trained_with(tmp_path / "plain", log_interval=2)
     assert lines_without_speed(tmp_path / "run") == lines_without_speed(tmp_path / "plain")

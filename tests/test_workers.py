@@ -214,7 +214,7 @@ def test_a_worker_that_is_killed_is_one_line():
         def __getitem__(self, index):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    line = r"workers: a process that loads data was killed, .* expected fewer"
+    line = r"workers: a process that loads data was killed, .* expected fewer of them"
     assert_a_worker_ends_the_run(Killed(), UserError, line)
 
 

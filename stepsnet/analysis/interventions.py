@@ -49,7 +49,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
     def before(sequence: StepsNet, x: Tensor) -> Tensor:
         if sequence.lead:
             raise UserError(
-                f"analyze: a stream of {type(model).__name__} begins behind the first block of its stage, expected "
+                f"analyze: a stream of {type(model).__name__} begins after the first block of its stage, expected "
                 "stages whose blocks all keep the width"
             )
         return mask(x, sequence.widths, sequence.dim)
@@ -154,7 +154,7 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
             which = f" in step {number}" if of_width[width] > 1 else ""
             alike = max(round(most / params[inside[-1]]), 1)
             chosen = inside[-alike:]
-            few = f", {alike} would be as large" if alike > len(inside) else ""
+            few = f" ({alike} would be as large as the largest block)" if alike > len(inside) else ""
             dropped_blocks = f"last {len(chosen)} of width {width}{which}{of_stage}{few}"
             metrics = _without([blocks[index] for index in chosen], model, evaluate)
             rows.append({"dropped": dropped_blocks, "blocks": chosen, "metrics": metrics})

@@ -103,7 +103,7 @@ def measure_memory(
         if needed > 0.9 * free:
             raise UserError(
                 f"memory: {measured.name} is predicted to take {needed / 2**30:.1f} GiB in training at a batch of "
-                f"{large}, and {free / 2**30:.1f} GiB are free: expected smaller batches, or no training"
+                f"{large}, but only {free / 2**30:.1f} GiB are free: expected smaller batches, or no training"
             )
     kinds: dict[str, type[_Inference]] = {"inference": _Inference, "training": _Training}
     found = {}
@@ -140,7 +140,7 @@ def measured_peak(function: Callable[[], None], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     if device.type != "cpu":
-        raise UserError(f"memory: not known on {device.type}, expected device cpu or cuda, or --memory 0")
+        raise UserError(f"memory: cannot be measured on {device.type}, expected device cpu or cuda, or --memory 0")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it starts, and that there is no GPU
     with profile(profile_memory=True) as found:
         function()

@@ -122,8 +122,9 @@ class StepifyReport:
             lines.append(f"stream{place}: it begins with sigma {one.sigma:.2g}, its first block adds {one.branch:.2g}")
             if one.suggested_scale is not None:
                 lines.append(
-                    f"    That is small: what waits is lost beside what is added. stream_scale={one.suggested_scale:g} "
-                    f"brings it to 1; give it to the original too, with steps=1{same} (docs/your-model.md)."
+                    "    That is small: channels that wait are drowned out by what the blocks add. "
+                    f"stream_scale={one.suggested_scale:g} brings it to 1; give the original the same scale, "
+                    f"with steps=1{same} (docs/your-model.md)."
                 )
         return "\n".join(lines)
 
@@ -171,7 +172,7 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
         notes.append(f"design of each stream: {design}{chosen}")
     if (rows := _rows(example)) > 1:
         notes.append(
-            f"MACs and activations are those of the whole example: the first dimension, {rows}, is none of samples"
+            f"MACs and activations are those of the whole example: its first dimension, {rows}, does not count samples"
         )
     try:
         streams = _streams(in_plain_steps, example)

@@ -211,12 +211,12 @@ class StreamObserver:
         if not self.numbers:
             for index, reason in self.unread.items():
                 raise NoStream(
-                    f"analyze: {self.places[index]} {reason}, expected blocks of one tensor that return one, or "
+                    f"analyze: {self.places[index]} {reason}, expected blocks that take one tensor and return one, or "
                     "several of which the first is the stream"
                 )
             raise NoStream(
-                f"analyze: {self.name} has called none of its {len(self.places)} blocks, of which {self.places[0]} is "
-                "the first, expected modules that it calls, each of which returns x + F(x)"
+                f"analyze: {self.name} has called none of its {len(self.places)} blocks, the first of which is "
+                f"{self.places[0]}, expected modules that it calls and that return x + F(x)"
             )
         ran = {self.containers[index] for index in self.numbers}
         keeping = {self.containers[index] for index, numbers in self.numbers.items() if not numbers[2].isnan()}
@@ -226,8 +226,8 @@ class StreamObserver:
         for index in self.written:
             if self.containers[index] in kept:
                 raise NoStream(
-                    f"analyze: {self.places[index]} changes what it is called with, expected blocks that leave it as "
-                    "it is: x = x + F(x) in place of x += F(x)"
+                    f"analyze: {self.places[index]} changes its input in place, expected blocks that leave it as it "
+                    "is: x = x + F(x) instead of x += F(x)"
                 )
         order = list(self.numbers)
         for index, container in enumerate(self.containers):

@@ -27,22 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
         choices=("shortcut", "mask", "drop"),
-        help="what the residual stream carries by depth; or score a run without channels of a path, or without blocks",
+        help="shortcut: what the residual stream carries by depth; mask, drop: scores without some channels or blocks",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="runs, or folders of comparisons or sweeps")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="for the figures of shortcut (default: analysis)")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="with shortcut: folder for the figures (default: analysis)"
+    )
     parser.add_argument("--force", action="store_true", help="with shortcut: replace earlier figures in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
-    parser.add_argument("--data", type=place, help="other data than the run's, such as folder:PATH")
+    parser.add_argument("--data", type=place, help="data to use instead of the run's, such as folder:PATH")
     parser.add_argument("--json", action="store_true")
 
 
 def run(options: argparse.Namespace) -> None:
     if options.each and options.kind != "drop":
-        raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
+        raise UserError(f"analyze: got --each with {options.kind}, expected it only with drop")
     for option in ("out", "force"):
         if getattr(options, option) and options.kind != "shortcut":
-            raise UserError(f"analyze: got --{option} with {options.kind}, expected it with shortcut")
+            raise UserError(f"analyze: got --{option} with {options.kind}, expected it only with shortcut")
     from ..console import working
     from ..run_folder import each_once
 

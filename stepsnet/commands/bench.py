@@ -27,17 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=whole(1), default=32, help="samples per forward pass (default: 32)")
     parser.add_argument("--rounds", type=whole(1), default=10, help="timings of each model (default: 10)")
     parser.add_argument(
-        "--memory", metavar="B,B", type=integers, default=[32, 64], help="two batch sizes (default: 32,64); 0 is none"
+        "--memory",
+        metavar="B,B",
+        type=integers,
+        default=[32, 64],
+        help="two batch sizes at which memory is measured (default: 32,64); 0: not measured",
     )
     parser.add_argument("--no-train", action="store_true", help="inference only")
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (default: an accelerator if there is one)")
     parser.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
-    parser.add_argument("--compile", action="store_true", help="as stepsnet.optimize compiles them")
+    parser.add_argument("--compile", action="store_true", help="compile the models, as stepsnet.optimize does")
     parser.add_argument(
         "--runtime",
         metavar="R,R",
         default="torch",
-        help="torch, onnxruntime and openvino, side by side in inference (default: torch)",
+        help="any of torch, onnxruntime and openvino, side by side in inference (default: torch)",
     )
     parser.add_argument("--json", action="store_true")
 
@@ -48,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     memory = tuple(options.memory) if any(options.memory) else None
     if memory and (len(memory) != 2 or not 0 < memory[0] < memory[1]):
         given = ",".join(map(str, memory))
-        raise UserError(f"--memory: got {given}, expected two batch sizes that increase, such as 32,64, or 0")
+        raise UserError(f"--memory: got {given}, expected two increasing batch sizes, such as 32,64, or 0")
     from ..bench import bench, find_candidates, keep_bench, render_bench, write_bench
 
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")

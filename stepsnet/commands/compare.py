@@ -20,7 +20,9 @@ HELP = "train a StepsNet and its baseline under one recipe, side by side"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a name from `stepsnet recipes`, or a .yaml file")
     parser.add_argument(
-        "--model", metavar="NAME", help="any timm model, or transformers:FOLDER, in place of a recipe, and its StepsNet"
+        "--model",
+        metavar="NAME",
+        help="in place of a recipe: any timm model, or transformers:FOLDER, against its StepsNet",
     )
     add_run_options(parser)
     add_grid_options(parser, "a pair of runs for each seed (default: the recipe's)")
@@ -60,7 +62,7 @@ def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: i
 
         summary = compare(recipe, folder, seeds, jobs, display, resume)
     said, count = [], len(summary["seeds"])
-    without = f"; {' and '.join(summary['diverged'])} diverged, and in no mean" if "diverged" in summary else ""
+    without = f"; {' and '.join(summary['diverged'])} diverged, left out of the means" if "diverged" in summary else ""
     for name in ("StepsNet", "baseline"):
         means = {key: value["mean"] for key, value in summary[name].items()}
         said.append(f"{name} {headline(means, 'val')}")

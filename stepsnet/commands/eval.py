@@ -29,10 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="the folder of a run, a comparison or a sweep, or with --model a file of weights",
     )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="how it is scored, such as eval_flip=true")
-    parser.add_argument("--data", type=place, help="other data than the run's, such as folder:PATH")
-    parser.add_argument("--model", metavar="NAME", help="the model that a file of weights is of")
-    parser.add_argument("--stride", type=whole(1), help="of a language model: tokens scored in each window")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", help="changes to how it is scored, such as eval_flip=true"
+    )
+    parser.add_argument("--data", type=place, help="data to use instead of the run's, such as folder:PATH")
+    parser.add_argument("--model", metavar="NAME", help="with a file of weights: the model that they belong to")
+    parser.add_argument("--stride", type=whole(1), help="for a language model: tokens scored in each window")
     parser.add_argument("--json", action="store_true")
 
 
@@ -41,10 +43,10 @@ def run(options: argparse.Namespace) -> None:
     from ..metrics import format_metric, metric_label
 
     if options.model and not options.data:
-        raise UserError("eval: --model needs --data, expected such as --data folder:PATH")
+        raise UserError("eval: got --model without --data, expected --data too, such as --data folder:PATH")
     if options.model and (options.overrides or options.stride is not None):
         got = " ".join([*options.overrides, *([] if options.stride is None else [f"--stride {options.stride}"])])
-        raise UserError(f"eval: got {got} beside --model, expected them with the folder of a run alone")
+        raise UserError(f"eval: got {got} with --model, expected it only with the folder of a run")
     runs = [] if options.model else runs_inside(options.run)
     overrides = [*options.overrides, *_stride(options.stride, runs)]
     with working(f"scoring {options.run}"):

@@ -14,17 +14,24 @@ HELP = "write a model as a file for other runtimes: ONNX, OpenVINO or torch.expo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the folder of a run, or a timm or StepsNet name")
     parser.add_argument(
-        "overrides", metavar="key=value", nargs="*", default=[], help="beside a name: arguments of the model"
+        "overrides", metavar="key=value", nargs="*", default=[], help="with a name: arguments of the model"
     )
     parser.add_argument("--format", help="onnx, torch or openvino (default: by the suffix of --out, else onnx)")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="ends in .onnx, .pt2 or .xml (default: by the run or the model, here)"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="file that ends in .onnx, .pt2 or .xml (default: here, named after the run or the model)",
     )
-    parser.add_argument("--features", action="store_true", help="a backbone: four feature maps in place of logits")
-    parser.add_argument("--weights", metavar="FILE", help="beside a name: a run, a file of weights, or timm:NAME")
-    parser.add_argument("--fixed-size", action="store_true", help="leave only the batch open, which can be faster")
+    parser.add_argument(
+        "--features", action="store_true", help="export a backbone: four feature maps in place of logits"
+    )
+    parser.add_argument("--weights", metavar="FILE", help="with a name: a run, a file of weights, or timm:NAME")
+    parser.add_argument(
+        "--fixed-size", action="store_true", help="fix every size but the batch size, which can be faster"
+    )
     parser.add_argument("--force", action="store_true", help="replace what is there")
-    parser.add_argument("--json", action="store_true", help="print the metadata")
+    parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -17,9 +17,11 @@ HELP = "train the network of a run further, as the first step of a wider one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a finished run, of a ViT or a LLaMA")
-    parser.add_argument("--steps", type=whole(2), help="number of steps, with those that are there (default: one more)")
-    parser.add_argument("--widths", metavar="C,C,…", type=integers, help="of all steps, with --depths")
+    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a finished run of a ViT or a LLaMA")
+    parser.add_argument(
+        "--steps", type=whole(2), help="number of steps, including the existing ones (default: one more than these)"
+    )
+    parser.add_argument("--widths", metavar="C,C,…", type=integers, help="widths of all steps, with --depths")
     parser.add_argument("--depths", metavar="D,D,…", type=integers, help="blocks of all steps, with --widths")
     parser.add_argument("--heads", metavar="N,N,…", type=integers, help="attention heads of all steps")
     add_run_options(parser)

@@ -13,12 +13,21 @@ _SETTINGS = ("batch_size", "devices", "accumulation_steps", "shard", "average", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a timm or StepsNet model")
-    parser.add_argument("--batch-size", type=int, default=1024, help="samples per update, over all devices")
+    parser.add_argument(
+        "--batch-size", type=int, default=1024, help="samples per update, over all devices (default: 1024)"
+    )
     parser.add_argument("--devices", type=int, default=1, help="devices that share the batch (default: 1)")
-    parser.add_argument("--accumulation-steps", type=int, default=1, help="parts that each goes through (default: 1)")
+    parser.add_argument(
+        "--accumulation-steps", type=int, default=1, help="forward passes per update on each device (default: 1)"
+    )
     parser.add_argument("--shard", action="store_true", help="show FSDP, which divides the weights too, beside DDP")
-    parser.add_argument("--average", action="store_true", help="with an average of the weights (ema_decay)")
-    parser.add_argument("--grad-checkpointing", type=float, default=0.0, help="share of the blocks that is recomputed")
+    parser.add_argument("--average", action="store_true", help="include a moving average of the weights (ema_decay)")
+    parser.add_argument(
+        "--grad-checkpointing",
+        type=float,
+        default=0.0,
+        help="share of the blocks that the backward pass recomputes (default: 0)",
+    )
     parser.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
     parser.add_argument("--json", action="store_true")
 

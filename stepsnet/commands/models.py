@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--residual",
         nargs="*",
         metavar="NAME",
-        help="the designs of the residual stream, or those that are named, with what they cost in DeiT-S beside the "
-        "plain one",
+        help="list the designs of the residual stream, or only those named, with their costs in DeiT-S relative to the "
+        "plain design",
     )
 
 

@@ -38,20 +38,20 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "overrides", metavar="key=value", nargs="*", default=[], help="changes to the recipe, such as epochs=3"
     )
     parser.add_argument(
-        "--data", type=place, help="where the data are: a folder, or KIND:PATH such as cifar10:PATH, hfds:NAME"
+        "--data", type=place, help="where the data are: a folder, or KIND:PATH such as cifar10:PATH or hfds:NAME"
     )
     parser.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: in runs/, by name)")
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be trained: recipe, updates, sizes; train nothing"
     )
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--resume", action="store_true", help="continue what was started in that folder")
+    either.add_argument("--resume", action="store_true", help="continue what was started in the run folder")
     either.add_argument(
         "--auto-resume",
         dest="resume",
         action="store_const",
         const="auto",
-        help="continue it, or start it where there is nothing: for job scripts that are run again",
+        help="continue it, or start it if there is nothing yet: for job scripts that are run again",
     )
 
 
@@ -99,7 +99,7 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         action="append",
         default=[],
-        help="a module of yours to import first",
+        help="a module of your own to import first",
     )
 
 
@@ -213,8 +213,12 @@ def _pair_of_model(options: argparse.Namespace) -> Recipe:
 
     if options.recipe is not None:
         if "=" not in options.recipe:
-            raise UserError(f"--model: got {options.model} beside the recipe {options.recipe}, expected one of them")
+            raise UserError(
+                f"--model: got {options.model} beside the recipe {options.recipe}, expected only one of them"
+            )
         options.overrides.insert(0, options.recipe)
     if not options.data:
-        raise UserError(f"--data: got none beside --model {options.model}, expected where the data are")
+        raise UserError(
+            f"--data: got none with --model {options.model}, expected the place of the data, such as folder:PATH"
+        )
     return stepify_pair(options.model, options.data)

@@ -16,7 +16,7 @@ HELP = "plan the widths and depths of a StepsNet"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, required=True, help="width of the residual network")
-    parser.add_argument("--depth", type=int, required=True, help="its number of blocks")
+    parser.add_argument("--depth", type=int, required=True, help="number of blocks of the residual network")
     parser.add_argument("--steps", type=int, default=3, help="number of steps (default: 3)")
     parser.add_argument(
         "--profile",
@@ -25,9 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="narrow to wide (default), wide to narrow, or wide to narrow and back",
     )
     parser.add_argument("--blocks", type=int, help="total number of blocks to reach at the same compute")
-    parser.add_argument("--gmacs", type=float, help="compute of all blocks, in 10⁹ multiply-accumulates")
-    parser.add_argument("--head-dim", type=int, default=64, help="attention head size to stay near to (default: 64)")
-    parser.add_argument("--round-to", default="heads", help="'heads' as the paper, or a multiple such as 8 or 64")
+    parser.add_argument(
+        "--gmacs",
+        type=float,
+        help="compute of all blocks, in 10⁹ multiply-accumulates (default: the residual network's)",
+    )
+    parser.add_argument("--head-dim", type=int, default=64, help="attention head size to stay close to (default: 64)")
+    parser.add_argument(
+        "--round-to",
+        default="heads",
+        help="round widths to a multiple, such as 8 or 64 (default: heads, as the paper does)",
+    )
     parser.add_argument("--tokens", type=int, default=197, help="sequence length (default: 197, DeiT at 224)")
     parser.add_argument("--json", action="store_true")
 

@@ -18,7 +18,7 @@ from .options import runs_inside, say_how_far, whole
 if TYPE_CHECKING:
     from ..tasks.prediction import PredictInputs, Prediction
 
-HELP = "print the likeliest classes of images, draw what is in them, or go on with a text"
+HELP = "print the likeliest classes of images, draw what is in them, or continue a text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,25 +26,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="FILE", nargs="*", help="an image, a folder with images at any depth, or a pattern"
     )
-    parser.add_argument("--prompt", help="the text that a language model goes on with")
-    parser.add_argument("--tokens", type=whole(1), default=200, help="how many it generates at most (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
-    parser.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="of what it draws (default: 0)")
+    parser.add_argument("--prompt", help="the text that a language model continues")
+    parser.add_argument(
+        "--tokens", type=whole(1), default=200, help="largest number of tokens to generate (default: 200)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="sampling temperature; 0 takes the likeliest token (default: 0.8)",
+    )
+    parser.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="seed of the sampling (default: 0)")
     parser.add_argument("--top", type=whole(1), default=5, help="classes per image (default: 5)")
     parser.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="for results, in folders as the inputs are (default: predictions, where images are drawn)",
+        help="for the results, in the same subfolders as the inputs (default: predictions, if images are drawn)",
     )
     parser.add_argument("--force", action="store_true", help="replace files that stepsnet did not write itself")
-    parser.add_argument("--least", type=float, default=0.5, help="score from which an object is drawn (default: 0.5)")
+    parser.add_argument(
+        "--least", type=float, default=0.5, help="lowest score of an object that is drawn (default: 0.5)"
+    )
     parser.add_argument("--json", action="store_true")
 
 
 def run(options: argparse.Namespace) -> None:
     if (options.prompt is None) == (not options.files):
-        raise UserError("predict: expected images, or --prompt for a language model")
+        raise UserError("predict: expected either images, or --prompt for a language model")
     runs = runs_inside(options.run)
 
     from ..tasks import predict  # takes seconds
@@ -86,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
             if prediction.line and not options.json:
                 say(prediction.line)
     if unread:  # said at the end too, where a long list does not hide it
-        raise UserError(f"predict: {len(unread)} of {counted(len(files), 'file')} cannot be read, the others are done")
+        raise UserError(f"predict: {len(unread)} of {counted(len(files), 'file')} cannot be read; the others are done")
 
 
 def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]:
@@ -110,7 +119,7 @@ def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]
         all_images, others = find_images(match)
         images = without_outputs(all_images)
         if not images:
-            has = "what stepsnet has written" if all_images else _of_other_kinds(others) if others else ""
+            has = "only what stepsnet has written" if all_images else _of_other_kinds(others) if others else ""
             got = f"has {has}" if has else "is empty"
             raise UserError(f"predict: the folder {match} {got}, expected images in it or below it")
         if others:

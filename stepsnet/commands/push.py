@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="USER/NAME; README.md and what an earlier push wrote are replaced by a new commit, other files stay",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="write the repository here and upload nothing")
-    parser.add_argument("--private", action="store_true", help="make the repository a private one, if it is new")
+    parser.add_argument("--private", action="store_true", help="make the repository private, if it is new")
     parser.add_argument(
-        "--license", metavar="ID", help="of the weights, by the hub's name, such as mit (default: none)"
+        "--license", metavar="ID", help="license of the weights, by its name on the hub, such as mit (default: none)"
     )
 
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     if options.repo:
         check_repo(options.repo)
     if options.out and options.private:
-        raise UserError("--private: got it beside --out, expected REPO alone: nothing is uploaded then")
+        raise UserError("--private: got it with --out, which uploads nothing, expected it with REPO alone")
     if options.out:
         publication = write_repository(options.run, options.out)
         repo = options.repo or f"USER/{options.out.resolve().name}"

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "patterns",
         metavar="NAME",
         nargs="*",
-        help="one recipe or a .yaml file, which are explained, a study, or patterns such as 'cifar10/*'",
+        help="a recipe or a .yaml file to explain, a study to print, or patterns to list, such as 'cifar10/*'",
     )
     parser.add_argument("--json", action="store_true")
 
@@ -88,7 +88,7 @@ def _lines(values: Mapping[str, Any], schema: Schema, defined: Schema) -> Iterat
             yield from (indent(line, "  ") for line in _lines(value, inside, defined))
             continue
         if inside:
-            yield "# a mapping of these keys, each with what it is where it is not named:"
+            yield "# a mapping of these keys, each with the default that it has if it is left out:"
             yield from (f"#   {name}: {_meaning(of_name)}" for name, of_name in inside["properties"].items())
         yield dump_yaml({key: value}, lists_in_line=True).rstrip()
 

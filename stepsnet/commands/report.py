@@ -11,9 +11,13 @@ HELP = "write one HTML page for any runs, finished or not"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of a comparison")
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html")
-    parser.add_argument("--title", help="default: the names of the recipes")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="folders of runs, comparisons, sweeps or studies"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, default=Path("report.html"), help="the page (default: report.html)"
+    )
+    parser.add_argument("--title", help="title of the page (default: the names of the recipes)")
     parser.add_argument("--force", action="store_true", help="replace files that no report has written")
 
 

@@ -13,11 +13,11 @@ from .options import add_jobs_option, place, typed_keys
 if TYPE_CHECKING:
     from ..config import Recipe
 
-HELP = "go on with a run, a comparison or a sweep from its folder alone, also for more epochs"
+HELP = "continue a run, a comparison or a sweep from its folder alone, also for more epochs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="RUN", type=Path, help="its folder")
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run, a comparison or a sweep")
     parser.add_argument(
         "overrides",
         metavar="key=value",
@@ -67,7 +67,7 @@ def _sweep(folder: Path) -> list[Recipe]:
     for name, recipe in found.items():
         if name != run_name(recipe.name, recipe.seed):
             raise UserError(
-                f"resume: {folder} is no sweep's (it has the run {name}); a study goes on by "
-                "`stepsnet sweep STUDY --run … --resume`, a comparison by `stepsnet compare … --resume`"
+                f"resume: {folder} is not the folder of a sweep of recipes (it has the run {name}); continue a study "
+                "with `stepsnet sweep STUDY --run … --resume`, a comparison with `stepsnet compare … --resume`"
             )
     return list(found.values())

@@ -24,19 +24,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=whole(1), help="number of steps (default: 3)")
     parser.add_argument("--profile", choices=get_args(Profile), help="order of the widths (default: steps)")
-    parser.add_argument("--match", choices=("macs", "params"), help="what stays as it was (default: macs)")
-    parser.add_argument("--blocks", type=whole(1), help="blocks of each container to reach at the same cost")
-    parser.add_argument("--stages", metavar="S,S,…", type=integers, help="stages of a hierarchical model, from 1")
-    parser.add_argument("--widths", metavar="C,C,…", type=integers, help="an explicit plan, with --depths")
+    parser.add_argument("--match", choices=("macs", "params"), help="the cost that stays the same (default: macs)")
+    parser.add_argument("--blocks", type=whole(1), help="number of blocks of each container to reach at the same cost")
+    parser.add_argument(
+        "--stages", metavar="S,S,…", type=integers, help="stages of a hierarchical model to put in steps, from 1"
+    )
+    parser.add_argument("--widths", metavar="C,C,…", type=integers, help="widths of an explicit plan, with --depths")
     parser.add_argument("--depths", metavar="D,D,…", type=integers, help="blocks of each step")
     parser.add_argument("--heads", metavar="N,N,…", type=integers, help="attention heads of each step")
-    parser.add_argument("--round-to", type=whole(1), help="a multiple that the widths are rounded to, such as 8 or 64")
-    parser.add_argument("--stream-scale", type=float, default=1.0, help="factor of the stream where it begins")
-    parser.add_argument("--residual", metavar="DESIGN", default="plain", help="design of each step's stream, as mhc")
+    parser.add_argument("--round-to", type=whole(1), help="round the widths to a multiple, such as 8 or 64")
     parser.add_argument(
-        "--residual-options", metavar="key=value", action="append", default=[], help="one of the design, as streams=4"
+        "--stream-scale", type=float, default=1.0, help="factor that scales the stream where it begins (default: 1)"
     )
-    parser.add_argument("--tokens", type=whole(1), default=256, help="of a sequence, at which compute is matched (256)")
+    parser.add_argument(
+        "--residual",
+        metavar="DESIGN",
+        default="plain",
+        help="design of each step's stream, such as mhc (default: plain)",
+    )
+    parser.add_argument(
+        "--residual-options",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="an option of the design, such as streams=4; may be repeated",
+    )
+    parser.add_argument(
+        "--tokens", type=whole(1), default=256, help="sequence length at which compute is matched (default: 256)"
+    )
     add_import_option(parser)
     parser.add_argument("--json", action="store_true")
 

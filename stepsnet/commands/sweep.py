@@ -28,15 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a study's name or .yaml file, or recipes such as 'digits/steps_*'; without any, the studies are listed",
     )
     add_run_options(parser)
-    add_grid_options(parser, "of recipes: each with each (default: each recipe's own)")
-    parser.add_argument("--results", metavar="DIR", type=Path, help="of a study: a JSON per run (default: in --run)")
+    add_grid_options(parser, "for recipes: the seeds that each is trained with (default: its own)")
+    parser.add_argument(
+        "--results", metavar="DIR", type=Path, help="for a study: folder of its results (default: results/ in --run)"
+    )
     parser.add_argument(
         "--cells",
         metavar="CONTENDER@POINT,…",
         type=lambda text: [cell.strip() for cell in text.split(",")],
-        help="of a study: run these alone, as to share it among machines (default: all)",
+        help="for a study: run only these, for example to share it among machines (default: all)",
     )
-    parser.add_argument("--render", action="store_true", help="of a study: train nothing, render what is in --results")
+    parser.add_argument("--render", action="store_true", help="for a study: train nothing, render what is in --results")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -51,7 +53,9 @@ def run(options: argparse.Namespace) -> None:
     if not patterns:
         given = (options.run, options.results, options.render, options.data, options.seeds, options.cells)
         if overrides or any(given):
-            raise UserError("sweep: got neither a study nor recipes, expected some, such as 'digits/steps_*'")
+            raise UserError(
+                "sweep: got neither a study nor recipes, expected one or the other, such as 'digits/steps_*'"
+            )
         say("\n".join(studies()))
         return
     if study := find_study(patterns[0]):

@@ -109,9 +109,11 @@ def _next_runs(
     study: Study, there: Mapping[str, Any], cells: Sequence[Cell], macs: Mapping[tuple[Cell, str], int]
 ) -> str:
     done, expected = progress(study, there)
-    lines = [f"{done} of {expected} runs of {study.name} are there, as far as the grids of rates have grown; due are:"]
+    lines = [
+        f"{done} of {expected} runs of {study.name} are done, counting the grids of rates as they are now; due are:"
+    ]
     lines += [f"  {run.name}" for run in due(study, there, cells)]
-    lines += ["multiply-accumulates of a forward pass, of an image or a token:"]
+    lines += ["multiply-accumulates of a forward pass, per image or token:"]
     lines += [f"  {with_variant(cell, variant)}: {count(of)}" for (cell, variant), of in macs.items()]
     for level in sorted({criterion.level for criterion in study.criteria}):
         half = f"{half_width(len(study.seeds), level):.1f} standard deviations of the paired differences"

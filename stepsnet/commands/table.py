@@ -15,7 +15,7 @@ from ..terminal import say
 
 __all__ = ["compare_table", "render_table"]
 
-HELP = "hold a table of the paper against our models"
+HELP = "compare a table of the paper with our models"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

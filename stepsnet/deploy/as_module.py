@@ -44,5 +44,5 @@ def in_runtime(spec: ModelSpec, model: nn.Module, runtime: str, device: torch.de
         path = Path(folder) / f"model{form.suffix}"
         _, lines = write_checked(source, form, path, fixed_size=source.use.task != "language")
         if fixed := next((line for line in lines if "batch" in line), None):
-            raise UserError(f"{runtime}: {spec.name} cannot be measured, {fixed}")
+            raise UserError(f"{runtime}: {spec.name} cannot be measured, since {fixed}")
         return SessionModule(open_session(path, device, amp_dtype))

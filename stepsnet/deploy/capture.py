@@ -55,7 +55,7 @@ def capture(model: nn.Module, example: Tensor, name: str, open_axes: dict[int, s
         with torch.no_grad(), quiet():
             program = torch.export.export(_Flat(model), (example,), dynamic_shapes=(shapes,), strict=False)
     except Exception as error:  # whatever the model's own code and torch's tracing raise
-        raise NotCaptured(f"torch.export does not take the model: {first_line(error)}") from error
+        raise NotCaptured(f"torch.export cannot capture the model: {first_line(error)}") from error
     return Captured(program, name, tuple(example.shape[1:]), open_axes)
 
 

@@ -119,7 +119,7 @@ def export_model(
     place = Path(path) if path else Path(f"{source.name}{form.suffix}")
     require_new(form.files(place), force)
     if not source.trained:
-        note(f"{source.model_name} has random weights: a run's folder or --weights has trained ones")
+        note(f"{source.model_name} has random weights (give a run's folder or --weights for trained ones)")
     with _staged(form, place, force) as temporary:
         metadata, notes = write_checked(source, form, temporary, fixed_size, note)
     return Exported(place, metadata, (*source.notes, *notes))
@@ -139,10 +139,10 @@ def write_checked(
     _check_input(source)
     use, others = source.use, () if fixed_size else source.other_shapes
     named = {axis: name for axis, name in enumerate(use.axes) if name != "channels"}
-    reasons = [] if others or fixed_size else ["its windows or positions are laid out for it"]
+    reasons = [] if others or fixed_size else ["the model's windows or positions are laid out for it"]
     is_of_format = False
     for axes in (*([named] if others else []), {0: named[0]}, {}):
-        note(f"exporting {source.model_name} to {form.name}, open: {', '.join(axes.values()) or 'nothing'}")
+        note(f"exporting {source.model_name} to {form.name}, open axes: {', '.join(axes.values()) or 'none'}")
         try:
             metadata = _attempt(source, form, path, axes, others if len(axes) > 1 else ())
         except UserError as error:
@@ -168,7 +168,7 @@ def _check_input(source: Source) -> None:
     except Exception as error:  # whatever the model's own code raises
         raise UserError(
             f"export: {source.model_name} does not take pictures of {'×'.join(map(str, shape))} ({first_line(error)}), "
-            "expected a model of pictures, whose size input_size= gives, or a language model in steps"
+            "expected a model that does (input_size= gives another size), or a language model in steps"
         ) from error
 
 

@@ -190,7 +190,7 @@ def why_not_written(form: Format, error: Exception) -> str:
         chain.append(str(cause))
         cause = cause.__cause__
     operators = list(dict.fromkeys(name.removesuffix(".default") for name in _OPERATOR.findall(" ".join(chain))))[:3]
-    return f"it has no {', '.join(operators)}" if operators else first_line(error)
+    return f"it has no operator for {', '.join(operators)}" if operators else first_line(error)
 
 
 FORMATS = {

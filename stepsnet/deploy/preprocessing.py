@@ -39,7 +39,7 @@ def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[d
         mean, std = Normalization(mean, std).in_greyscale()
     elif len(mean) != channels:
         config |= {"mean": None, "std": None}
-        notes = [f"nothing says the mean and std of {channels} channels: they are null in the metadata"]
+        notes = [f"the mean and std of {channels} channels are not known: they are null in the metadata"]
         return {"mode": mode_of(channels), **config}, notes
     return {"mode": mode_of(channels), **config, "mean": mean, "std": std}, notes
 
@@ -93,7 +93,7 @@ def stated(
         if len(entries) != shape[0] or not are_numbers:
             raise UserError(f"{name}: got {values!r}, expected {shape[0]} numbers, one for each channel")
         if any(one > 1 for one in entries):
-            raise UserError(f"{name}: got {values!r}, expected that of pixels in 0 … 1, not in 0 … 255")
+            raise UserError(f"{name}: got {values!r}, expected that of pixels from 0 to 1, not from 0 to 255")
         found[name] = tuple(entries)
     return tuple(shape), found
 

@@ -22,10 +22,12 @@ Session = Callable[[Tensor], list[Tensor]]
 def check_runtime(name: str, device: torch.device, amp_dtype: str = "float32") -> None:
     """Raises UserError if a runtime is unknown or not installed, or lacks this device or this precision."""
     if name not in RUNTIMES:
-        raise UserError(f"--runtime: got {name!r}, expected some of {','.join(RUNTIMES)}")
+        raise UserError(f"--runtime: got {name!r}, expected one or more of {','.join(RUNTIMES)}")
     if name == "torch":
         if device.type != "cpu" or amp_dtype != "float32":
-            raise UserError(f"torch: got the device {device} and {amp_dtype} for a file, expected cpu and float32")
+            raise UserError(
+                f"torch: got the device {device} and {amp_dtype} for an exported file, expected cpu and float32"
+            )
         return
     package = import_extra(name)
     if name == "openvino":

@@ -141,7 +141,7 @@ def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
 def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[str, Any], fixed_size: bool) -> Source:
     _refuse_detector(name, features)
     if not is_elsewhere(name) and ("/" in name or name.endswith((".yaml", ".json", ".safetensors"))):
-        raise UserError(f"export: {name} is no folder, expected that of a run, or the name of a model")
+        raise UserError(f"export: {name} is not a folder, expected the folder of a run, or the name of a model")
     model = build_model(ModelSpec(name, args))
     backbone = _backbone(name, args, fixed_size) if features else None
     if weights and backbone is not None:
@@ -172,7 +172,7 @@ def _with_weights(source: Source, weights: str | Path | None, features: bool) ->
         preprocessing, notes = of_model(source.model, source.use.shape[0], tag.removeprefix("timm:"))
         preprocessing["input_size"] = source.use.shape
         return replace(source, use=replace(source.use, preprocessing=preprocessing), notes=tuple(notes))
-    line = f"{weights} does not say how pictures become inputs: the preprocessing is the default of {source.model_name}"
+    line = f"{weights} does not say how pictures are preprocessed: the metadata state {source.model_name}'s default"
     return replace(source, notes=(*source.notes, line))
 
 
@@ -204,15 +204,16 @@ def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], 
     if is_transformer_in_steps(model):
         return Source(name, name, LanguageModel(model), of_tokens(model), trained)
     if hasattr(model, "generate"):
-        raise UserError(f"export: {name} is a language model that is not in steps; transformers' exporters take it")
+        expected = "expected one that is (for others there are transformers' exporters)"
+        raise UserError(f"export: {name} is a language model that is not in steps, {expected}")
     size = input_size_of(ModelSpec(name, args), model)
     channels = size[0] if "in_chans" in args else channels_of(model, size)
     shape = (channels, *size[1:])
     preprocessing, notes = of_model(model, channels) if states_inputs else (unknown(channels), [])
     if not states_inputs:
         notes = [
-            f"{name} says nothing of its inputs: the preprocessing is null in the metadata; stepsnet.export takes "
-            "input_size=, mean=, std= and classes="
+            f"{name} does not say how pictures are preprocessed: this is null in the metadata (stepsnet.export takes "
+            "input_size=, mean=, std= and classes=)"
         ]
     preprocessing["input_size"] = shape
     if args.get("features_only"):
@@ -242,7 +243,7 @@ def _with_stated(source: Source, about: dict[str, Any]) -> Source:
             raise UserError(f"classes: got {classes!r}, expected a list of names, one for each output")
         expected = _classes_of(source, shape)
         if expected is not None and len(classes) != expected:
-            raise UserError(f"classes: got {len(classes)}, expected the names of the {expected} outputs")
+            raise UserError(f"classes: got {len(classes)}, expected {expected} names, one for each output")
     use = replace(
         use,
         shape=shape,
@@ -282,5 +283,6 @@ def _refuse_detector(name: str, features: bool) -> None:
         others = "a classifier, a segmenter or, with --features, a backbone"
         expected = "a classifier's backbone" if features else others
         raise UserError(
-            f"export: {name} is a detector, whose lists of objects differ from image to image; expected {expected}"
+            f"export: {name} is a detector, whose lists of objects differ in length from image to image, expected "
+            f"{expected}"
         )

@@ -124,7 +124,9 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
         index, there = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
         if index >= there:
             ranks = os.environ.get("LOCAL_WORLD_SIZE", f"at least {index + 1}")
-            raise UserError(f"torchrun: got {ranks} ranks on a machine of {there} devices, expected one each")
+            raise UserError(
+                f"torchrun: got {ranks} ranks on a machine with {there} devices, expected at most one rank per device"
+            )
         picked = torch.device(picked.type, index)
         torch.accelerator.set_device_index(index)
     kind = picked.type

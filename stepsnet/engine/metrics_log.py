@@ -57,8 +57,8 @@ class MetricsLog:
                 tracker.track(scalars(line), line["step"])
             except Exception as error:  # whatever a service, its network or a full disk raises
                 self.working.remove(tracker)
-                said = f"{in_a_line(error)[:300]}; the metrics are in {self.path}"
-                self.say(f"tracker: {tracker.name} failed at update {line['step']} and gets no more: {said}")
+                said = f"{in_a_line(error)[:300]}; all of them are in {self.path}"
+                self.say(f"tracker: {tracker.name} failed at update {line['step']} and gets no more metrics: {said}")
 
     def __enter__(self) -> MetricsLog:
         return self

@@ -25,7 +25,9 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
         The state that checkpoints save, and the model as it is called in training, with DDP or FSDP around it.
     """
     if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
-        raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
+        raise UserError(
+            "amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale their losses differently"
+        )
     _check_cuda_graph(settings, context)
     model.to(context.device)
     sharded = context.world_size > 1 and settings.parallel == "fsdp"
@@ -58,9 +60,11 @@ def _check_cuda_graph(settings: TrainingSettings, context: DistributedContext) -
     if not settings.cuda_graph:
         return
     if context.device.type != "cuda":
-        raise UserError(f"cuda_graph: got true on {context.device.type}, expected false, or a device of CUDA's")
+        raise UserError(f"cuda_graph: got true on {context.device.type}, expected false, or a CUDA device")
     if settings.grad_checkpointing:
         got = f"true with grad_checkpointing={settings.grad_checkpointing}"
-        raise UserError(f"cuda_graph: got {got}, expected one of the two: a graph keeps the memory of its activations")
+        raise UserError(
+            f"cuda_graph: got {got}, expected only one of the two: a graph keeps the memory of its activations"
+        )
     if context.world_size > 1:  # the hooks that DDP puts on the weights are on a stream that cannot be captured
         raise UserError(f"cuda_graph: got true with {context.world_size} ranks, expected one")

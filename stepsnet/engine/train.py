@@ -270,9 +270,9 @@ class Trainer:
             self.save()
         graphs = ", or cuda_graph=false" * self.settings.cuda_graph
         raise UserError(
-            f"memory: the evaluation after epoch {epoch + 1} does not fit ({reason}), expected more memory, or less at "
-            f"once (eval_batch_size, img_size, crop_size, seq_len){graphs}; its updates are saved, and resuming begins "
-            "with the evaluation"
+            f"memory: the evaluation after epoch {epoch + 1} does not fit ({reason}), expected more memory, or lower "
+            f"eval_batch_size, img_size, crop_size or seq_len{graphs}; the epoch's updates are saved, and resuming "
+            "begins with the evaluation"
         )
 
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:

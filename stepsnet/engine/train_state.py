@@ -178,8 +178,8 @@ def find_checkpoint(folder: Path, context: DistributedContext) -> tuple[Checkpoi
     readable = context.gather_objects(found is not None)
     if not all(readable):
         raise UserError(
-            f"checkpoint: rank {readable.index(False)} cannot read that of update {step} in {folder}, from which "
-            "rank 0 goes on; expected one folder that all ranks see"
+            f"checkpoint: rank {readable.index(False)} cannot read the one of update {step} in {folder}, from which "
+            "rank 0 resumes; expected one folder that all ranks see"
         )
     return found, skipped
 
@@ -207,7 +207,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
         torch.save(state, path)
     except RuntimeError as error:
         free = shutil.disk_usage(path.parent).free
-        hint = "" if free < 2**30 else "; a quota or a limit of the size of files?"
+        hint = "" if free < 2**30 else "; perhaps a quota or a limit on file sizes"
         raise OSError(errno.EIO, f"writing failed, with {free / 2**30:.1f} GiB free on the disk{hint}") from error
 
 

@@ -173,7 +173,9 @@ class Updater:
             if p.grad is not None and not _of_this_rank(p.grad).isfinite().all()
         ]
         if broken:  # the backward pass goes from the last parameter to the first
-            return f"every module's output is finite on rank {self.context.rank}, the gradient of {broken[-1]} is not"
+            return (
+                f"every module's output is finite on rank {self.context.rank}, but the gradient of {broken[-1]} is not"
+            )
         return f"every module's output is finite on rank {self.context.rank}"
 
     def _too_large(self, error: Exception) -> str:
@@ -182,7 +184,7 @@ class Updater:
             f"memory: a forward pass of {micro} samples does not fit ({str(error).splitlines()[0]}); raise "
             f"accumulation_steps (now {self.settings.accumulation_steps}; the effective batch stays "
             f"{self.settings.batch_size}) or grad_checkpointing (now {self.settings.grad_checkpointing}"
-            f"{', for cuda_graph=false' * self.settings.cuda_graph}), or lower batch_size"
+            f"{'; it needs cuda_graph=false' * self.settings.cuda_graph}), or lower batch_size"
         )
 
 
@@ -205,6 +207,6 @@ def diverged(what: str, value: float, step: int, settings: TrainingSettings, mor
     """The error that ends a run whose numbers are not finite."""
     return Diverged(
         f"{what}: got {value} at update {step}, expected a finite number{more}; the last checkpoint is kept; "
-        f"a new run may have a lower lr (now {scaled_lr(settings):g}), longer warmup_epochs or clip_grad",
+        f"try a new run with a lower lr (now {scaled_lr(settings):g}), longer warmup_epochs or clip_grad",
         step,
     )

@@ -46,4 +46,4 @@ def load_baseline(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         if type(model).__module__ == family.__name__:
             model.load_state_dict(family.from_baseline(state_dict))
             return
-    raise ValueError(f"model: got a {type(model).__name__}, expected one of stepsnet's")
+    raise ValueError(f"model: got a {type(model).__name__}, expected a Steps model of stepsnet")

@@ -217,7 +217,10 @@ def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> 
                     return patch_size
                 reason = reason or said[:120]
     refused = "{}×{}".format(*_OTHER_SIZE)
-    raise ValueError(f"backbone {name}: got a model that refuses {refused} pixels ({reason}), expected one of any size")
+    raise ValueError(
+        f"backbone {name}: got a model that refuses {refused} pixels ({reason}), expected one that takes images of any "
+        "size"
+    )
 
 
 def mean_and_std_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -295,7 +298,7 @@ def _siblings_after(model: nn.Module, path: str) -> list[nn.Module]:
     lists = [name for name, child in model.named_children() if isinstance(child, nn.ModuleList) and len(child) > 1]
     if not names or path not in dict(model.named_modules()) or {*lists} - {top}:
         raise ValueError(
-            f"frozen_stages: got a {type(model).__name__}, of which it is not known what runs behind {path}, expected 0"
+            f"frozen_stages: got a {type(model).__name__}, expected 0: which modules run after {path} is not known"
         )
     found: list[nn.Module] = []
     for level in range(len(names), 0, -1):

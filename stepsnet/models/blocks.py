@@ -56,7 +56,9 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
         step_of_block = _step_of_each_block(model)[: len(blocks)]  # fewer layers may run than there are
         last = max(step_of_block, default=0)
         if not all(1 <= step <= last for step in steps):
-            raise ValueError(f"got steps {list(steps)}, expected some of the model's {last}, counted from 1")
+            raise ValueError(
+                f"got steps {list(steps)}, expected numbers from 1 to the model's number of steps, which is {last}"
+            )
         return [block for block, step in zip(blocks, step_of_block) if step in steps]
     containers = step_sequences(model)
     if containers:
@@ -109,8 +111,8 @@ def check_no_peft(model: nn.Module, caller: str) -> None:
     path = next((path for path, one in model.named_modules() if type(one).__module__.startswith("peft.")), None)
     if path is not None:
         raise UserError(
-            f"{caller}: {type(model).__name__}{path and f'.{path}'} is of PEFT, expected the model without its "
-            "adapters (as merge_and_unload() returns it), and those afterwards"
+            f"{caller}: {type(model).__name__}{path and f'.{path}'} is a module of PEFT, expected the model "
+            "without adapters (as merge_and_unload() returns it); add adapters afterwards"
         )
 
 

@@ -79,7 +79,7 @@ def _check_memory(spec: ModelSpec) -> None:
     if needed > host_memory():
         raise UserError(
             f"model {spec.name}: its weights take {needed / 2**30:,.0f} GiB, expected at most the "
-            f"{host_memory() / 2**30:.0f} GiB of memory"
+            f"{host_memory() / 2**30:.0f} GiB of this machine"
         )
 
 
@@ -115,7 +115,7 @@ def _build(spec: ModelSpec) -> nn.Module:
 def _unknown_argument(spec: ModelSpec, name: str, callee: str) -> str:
     """The message about an argument that a constructor does not know, with the nearest one that it does."""
     if name not in spec.args:  # it belongs to a model inside this one
-        return f"model {spec.name}: got an unknown argument {name!r}, expected one of {callee}"
+        return f"model {spec.name}: got an unknown argument {name!r}, expected an argument of {callee}"
     others = {key: value for key, value in spec.args.items() if key != name}
     try:
         with torch.device("meta"):
@@ -124,7 +124,7 @@ def _unknown_argument(spec: ModelSpec, name: str, callee: str) -> str:
         kinds = ()
     known = {parameter for kind in kinds for parameter in inspect.signature(kind).parameters}
     got = f"got an unknown argument {name!r} ({str(spec.args[name])[:40]})"
-    return f"model {spec.name}: {got}, expected one of {callee}{nearest(name, sorted(known))}"
+    return f"model {spec.name}: {got}, expected an argument of {callee}{nearest(name, sorted(known))}"
 
 
 def check_args(spec: ModelSpec) -> None:

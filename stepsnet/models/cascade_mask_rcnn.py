@@ -62,7 +62,7 @@ class CascadeRoIHeads(nn.Module):
     def __init__(self, stages: Sequence[RoIHeads], weights: Sequence[float]):
         super().__init__()
         if len(stages) != len(weights) or not stages:
-            raise ValueError(f"weights: got {len(weights)}, expected one per stage of {len(stages)}")
+            raise ValueError(f"weights: got {len(weights)}, expected one for each of the {len(stages)} stages")
         self.stages: Any = nn.ModuleList(stages)  # each a RoIHeads
         self.weights = tuple(weights)
 

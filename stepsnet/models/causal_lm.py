@@ -32,13 +32,13 @@ def create(model_type: str | None = None, **fields: Any) -> nn.Module:
     """
     if model_type not in CONFIG_MAPPING:
         hint = nearest(str(model_type), sorted(CONFIG_MAPPING))
-        raise UserError(f"model causal_lm: model_type: got {model_type!r}, expected one of transformers{hint}")
+        raise UserError(f"model causal_lm: model_type: got {model_type!r}, expected a model type of transformers{hint}")
     default = AutoConfig.for_model(model_type)
     known = sorted({*default.to_dict(), *default.attribute_map})
     if unknown := [name for name in fields if name not in known]:
         raise UserError(
-            f"model causal_lm: {unknown[0]}: got it for {model_type!r}, expected a field of {type(default).__name__}"
-            f"{nearest(unknown[0], known)}"
+            f"model causal_lm: got an unknown field {unknown[0]!r} for {model_type!r}, expected a field of "
+            f"{type(default).__name__}{nearest(unknown[0], known)}"
         )
     size = fields.get("vocab_size", getattr(default, "vocab_size", 0))
     for name in _SPECIAL_TOKENS:  # the defaults are those of the model's own tokenizer

@@ -37,11 +37,12 @@ class _Graphed(ReplacedForward):
     """A model's forward pass, captured for each kind of inputs and replayed.
 
     A kind is the inputs' shapes and types, the other arguments, and the modes of the modules and of autocast. The model
-    runs as it was built for kinds beyond the eighth, for calls without tensors on a GPU and, in evaluation, if it
-    cannot be captured. Calls from several threads and streams run one after the other. Weights may be written to in
-    place; if one is moved or replaced, everything is captured anew. A hook that is registered after the capture is not
-    called. A new value of a plain attribute, such as a dropout rate, goes unnoticed; a tensor in one must not be
-    replaced, since the graph reads where the first one was.
+    runs as it was built for kinds beyond the eighth, for calls without tensors on a GPU and, in evaluation, if it is
+    found before the capture begins that it cannot be captured. A capture that fails is an error even in evaluation,
+    since torch may then no longer draw random numbers. Calls from several threads and streams run one after the other.
+    Weights may be written to in place; if one is moved or replaced, everything is captured anew. A hook that is
+    registered after the capture is not called. A new value of a plain attribute, such as a dropout rate, goes
+    unnoticed; a tensor in one must not be replaced, since the graph reads where the first one was.
     """
 
     for_training = False
@@ -123,7 +124,7 @@ class _Graphed(ReplacedForward):
         """Return the graphs, or None in evaluation if it is found beforehand that the model cannot be captured."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad] if self.model.training else []
         if any(weight._backward_hooks for weight in weights):
-            raise self._refusal("a weight has a hook of its gradient")
+            raise self._refusal("a weight has a gradient hook")
         try:
             with torch.cuda.device(inputs[0].device), _as_if_not_run(self.model):
                 return _Passes(run, inputs, weights)
@@ -192,7 +193,7 @@ class _Passes:
                 current.wait_stream(stream)
                 if weights or not is_out_of_memory(error):
                     raise
-                raise _NotCapturable("beside the other graphs' memory it does not fit") from error
+                raise _NotCapturable("it does not fit into the memory that the other graphs leave") from error
             with _without_collections():
                 try:
                     self._capture(run, stream)
@@ -246,8 +247,8 @@ class _Passes:
     def backward(self, number: int, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         if number != self.number:
             raise UserError(
-                "cuda_graph: the model was called again before this backward pass, or it is the second one; expected "
-                "one backward pass behind each forward pass, or cuda_graph=false"
+                "cuda_graph: the model was called again before this backward pass, or this is a second one; expected "
+                "one backward pass after each forward pass, or cuda_graph=false"
             )
         self.number += 1
         given = [gradient for gradient, takes in zip(gradients, self.differentiable, strict=True) if takes]

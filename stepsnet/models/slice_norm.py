@@ -72,7 +72,8 @@ def norm_like(norm: Any, width: int) -> nn.Module:
     """
     if next(norm.children(), None) or norm._buffers or any(p is not None and p.ndim != 1 for p in norm.parameters()):
         raise UserError(
-            f"grow: {type(norm).__name__} is no norm of vectors of weights, expected such as LayerNorm or RMSNorm"
+            f"grow: got {type(norm).__name__}, expected a norm that holds only vectors of weights, such as LayerNorm "
+            "or RMSNorm"
         )
     made = copy.deepcopy(norm)
     for name, old in norm._parameters.items():

@@ -160,8 +160,8 @@ def _create(variant: str, pretrained: bool = False, **kwargs) -> StepsDeiT:
     if isinstance(model, FeatureHookNet | FeatureGraphNet):  # features are what a block writes, not the whole stream
         if has_design(model):
             raise ValueError(
-                "feature_cls: got hooks or a trace of a residual design, whose blocks hand on more than the "
-                "stream, expected getter, as it is by default"
+                "feature_cls: got hook or fx for a residual design, whose blocks pass on more than the stream, "
+                "expected getter, the default"
             )
         for info in model.feature_info.info:
             info["num_chs"] = info["written_chs"]

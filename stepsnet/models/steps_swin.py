@@ -189,7 +189,7 @@ class StepsSwin(SwinTransformer):
         mlp_ratios, head_dims = (to_ntuple(len(widths))(given) for given in (mlp_ratio, head_dim))
         for name, given in (("mlp_ratio", mlp_ratios), ("head_dim", head_dims)):
             if len(given) != len(widths):
-                raise ValueError(f"{name}: got {given}, expected a number or {len(widths)}, one per stage")
+                raise ValueError(f"{name}: got {given}, expected one number, or {len(widths)} numbers, one per stage")
         drop_paths = calculate_drop_path_rates(drop_path_rate, [sum(stage) for stage in depths], stagewise=True)
         stage_width = self.embed_dim
         stages = []

@@ -138,7 +138,9 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
             setattr(self, name, value)
         rope = self.rope_parameters or kwargs.get("rope_scaling") or {}
         if "longrope" in (rope.get("rope_type"), rope.get("type")):
-            raise ValueError("rope_type: got longrope, whose factors are of one head size, expected such as yarn")
+            raise ValueError(
+                "rope_type: got longrope, whose factors are for one head size, expected another type, such as yarn"
+            )
         super().__post_init__(**kwargs)
         self.validate_architecture()  # called here, it raises a plain ValueError
 
@@ -155,7 +157,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         for name, value in (("hidden_size", width), ("head_dim", width // heads)):
             if getattr(self, name) != value:  # an existing configuration was changed
                 raise ValueError(
-                    f"{name}: got {getattr(self, name)}, expected {value}, by widths {self.widths} and "
+                    f"{name}: got {getattr(self, name)}, expected {value}, from widths {self.widths} and "
                     f"num_attention_heads {self.num_attention_heads}: a new configuration derives it"
                 )
         for name in ("embedding_scale", "embedding_initializer_range"):
@@ -164,9 +166,9 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
                 raise ValueError(f"{name}: got {value}, expected a number above 0")
         layers, most = self.num_hidden_layers or 0, sum(self.depths)
         if not min(1, most) <= layers <= most:
-            raise ValueError(f"num_hidden_layers: got {layers}, expected 1 to {most}, the layers that depths say")
+            raise ValueError(f"num_hidden_layers: got {layers}, expected 1 to {most}, the sum of depths")
         if self.norm_slices and sum(self.norm_slices) != self.hidden_size:
-            raise ValueError(f"norm_slices: got {self.norm_slices}, expected the sum {self.hidden_size}, the width")
+            raise ValueError(f"norm_slices: got {self.norm_slices}, expected a sum of {self.hidden_size}, the width")
         for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
             if heads % shared:
                 raise ValueError(f"num_key_value_heads: got {shared}, expected a divisor of the {heads} heads")
@@ -399,7 +401,9 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
     known = StepsTransformerConfig.__dataclass_fields__
     if unknown := [key for key in kwargs if key not in known]:
         hint = nearest(unknown[0], known)
-        raise ValueError(f"got an unknown argument {unknown[0]!r}, expected one of StepsTransformerConfig{hint}")
+        raise ValueError(
+            f"got an unknown argument {unknown[0]!r}, expected an argument of StepsTransformerConfig{hint}"
+        )
     try:
         return StepsTransformerForCausalLM(StepsTransformerConfig(**kwargs))
     except StrictDataclassError as error:  # a value of the wrong type

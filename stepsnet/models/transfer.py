@@ -50,7 +50,7 @@ def read_pretrained(source: str | Path, key: str) -> dict[str, Tensor]:
     """
     if not isinstance(source, str | Path):
         kind = type(source).__name__
-        raise UserError(f"{key}: got a {kind}, expected the folder of a run or a checkpoint file, or timm:NAME")
+        raise UserError(f"{key}: got a {kind}, expected the folder of a run, a checkpoint file or timm:NAME")
     name, path = str(source), Path(source)
     if name.startswith("timm:"):
         weights = _read_timm(name.removeprefix("timm:"), key)
@@ -59,11 +59,11 @@ def read_pretrained(source: str | Path, key: str) -> dict[str, Tensor]:
     elif path.exists():
         weights = _read_file(path, key)
     else:
-        raise UserError(f"{key}: got {path}, expected the folder of a run or a checkpoint file, or timm:NAME")
+        raise UserError(f"{key}: got {path}, expected the folder of a run, a checkpoint file or timm:NAME")
     for tensor_name, value in weights.items():
         if not isinstance(value, Tensor):
             got = type(value).__name__
-            raise UserError(f"{key}: {source} holds a {got} under {tensor_name!r}, expected weights by their names")
+            raise UserError(f"{key}: {source} holds a {got} under {tensor_name!r}, expected only weights, by name")
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f"{key}: {tensor_name} of {source} is not finite, expected the weights of a trained model")
     return weights
@@ -73,7 +73,7 @@ def _read_file(path: Path, key: str) -> dict[str, Any]:
     try:
         return timm.models.load_state_dict(str(path), weights_only=True)
     except AttributeError:  # not a dictionary
-        raise UserError(f"{key}: {path} holds no dictionary, expected weights by their names") from None
+        raise UserError(f"{key}: {path} does not hold a dictionary, expected one of weights by name") from None
     except Exception as error:  # from torch, pickle, safetensors or the file system
         raise UserError(f"{key}: cannot read {path}: {in_a_line(error, 300)}") from None
 
@@ -89,8 +89,8 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
     except Exception as error:  # from the network, the hub, the cache or the file
         reason = in_a_line(error).partition(". ")[0][:200]
         raise UserError(
-            f"{key}: cannot load timm:{name} ({reason}); expected a model that timm has weights of, and a connection "
-            "to where they are, or a file of weights"
+            f"{key}: cannot load timm:{name} ({reason}); expected a model that timm has weights for and a connection "
+            "to download them, or a file of weights"
         ) from None
 
 
@@ -235,7 +235,9 @@ def _pair(
                 if back <= len(others):
                     pairs[name] = others[-back][tensor]
                 else:
-                    why[name] = f"only {len(others)} such blocks there" if others else "no such blocks there"
+                    why[name] = (
+                        f"only {len(others)} such blocks in the source" if others else "no such blocks in the source"
+                    )
     return pairs, why
 
 
@@ -274,7 +276,7 @@ def _first_convolutions(model: nn.Module) -> list[str]:
 
 def _difference(own: Tensor, given: Tensor | None, is_head: bool) -> str:
     if given is None:
-        return "not there"
+        return "not in the source"
     if is_head and own.shape[0] != given.shape[0]:
-        return f"{own.shape[0]} classes, {given.shape[0]} there"
-    return f"{tuple(own.shape)}, {tuple(given.shape)} there"
+        return f"{own.shape[0]} classes, {given.shape[0]} in the source"
+    return f"{tuple(own.shape)}, {tuple(given.shape)} in the source"

@@ -141,15 +141,17 @@ class _Steps(PerLayer):
     def check_sizes(self) -> None:
         """Raise ValueError if a field that was changed, say by AutoConfig's keywords, does not fit the others."""
         if not self.widths:
-            raise ValueError(f"widths: got {self.widths}, expected those of a plan, as stepsnet.stepify makes one")
+            raise ValueError(
+                f"widths: got {self.widths}, expected the widths of a plan: stepsnet.stepify makes such a configuration"
+            )
         widths = [sizes["hidden_size"] for sizes in self.step_sizes or []]
         if list(self.widths) != widths:
-            raise ValueError(f"widths: got {self.widths}, expected {widths}, by step_sizes: stepify makes others")
+            raise ValueError(f"widths: got {self.widths}, expected {widths}, as in step_sizes: stepify makes others")
         if len(self.depths) != len(widths):
             raise ValueError(f"depths: got {self.depths}, expected one per width of {widths}")
         if not 0 <= self.num_hidden_layers <= sum(self.depths):
             raise ValueError(
-                f"num_hidden_layers: got {self.num_hidden_layers}, expected 0 to the {sum(self.depths)} of depths"
+                f"num_hidden_layers: got {self.num_hidden_layers}, expected 0 to {sum(self.depths)}, the sum of depths"
             )
 
     def validate_architecture(self) -> None:

@@ -103,8 +103,8 @@ def _stages_of(model: ModelSpec, of_baseline: Mapping[str, Any]) -> dict[str, An
         stages = stages_in_steps(**model.args)
     if stages is not None and of_baseline.get("residual", "plain") != "plain":
         raise UserError(
-            "model.args.stages: got none beside a stream_scale, which stages in steps have, and a design, which all "
-            f"have; expected the stages of both, such as {stages}"
+            "model.args.stages: got none beside a stream_scale, which applies to the stages in steps, and a residual "
+            f"design, which applies to all, expected stages for both, such as {stages}"
         )
     return {} if stages is None else {"stages": stages}
 
@@ -120,7 +120,8 @@ def with_vocabulary(recipe: Recipe) -> Recipe:
         spec = getattr(recipe, key)
         if isinstance(recipe, LanguageRecipe) and spec and spec.args.get("vocab_size", 0) is None:
             if recipe.vocab_size is None:
-                raise UserError(f"{key}.args.vocab_size: got none with tokenizer={recipe.tokenizer}, expected its size")
+                got = f"got none with tokenizer={recipe.tokenizer}"
+                raise UserError(f"{key}.args.vocab_size: {got}, expected the size of its vocabulary")
             changes[key] = ModelSpec(spec.name, {**spec.args, "vocab_size": recipe.vocab_size})
     return dataclasses.replace(recipe, **changes)
 

@@ -195,7 +195,8 @@ def load_run(folder: Path) -> LoadedRun:
             elif measured := read_line(entry):
                 stream[measured.at][measured.epoch if measured.at == "epoch_end" else measured.step] = measured
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
+            expected = "expected a line as a run writes it"
+            raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, {expected}") from None
     text = _public_text(folder / CONFIG)
     result = read_summary(folder) or {}
     at_ends, at_updates, label = stream["epoch_end"], stream["update"], read_label(folder)

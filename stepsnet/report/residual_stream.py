@@ -62,8 +62,8 @@ def stream_figure(groups: Sequence[Group]) -> ReportFigure | None:
     if not measurements:
         return None
     about = (
-        "Measured by stream_interval in updates of training, for the first run of each model. Solid: the last "
-        "measurement; dashed: the first one. Depth is the number of the block over the number of blocks."
+        "Measured in training, at the updates that stream_interval sets, for the first run of each model. Solid: the "
+        "last measurement; dashed: the first one. Depth is the number of the block over the number of blocks."
     )
     return ReportFigure(
         "stream",

@@ -94,7 +94,7 @@ def _notes_of(summary: Mapping[str, Any]) -> list[str]:
         for one in summary.get("left_out", [])
     ]
     if count := summary.get("undecodable"):
-        notes.append(f"images that were met and cannot be decoded: {count}")
+        notes.append(f"images that training or evaluation read but could not decode: {count}")
     if count := summary.get("unlabelled"):
-        notes.append(f"annotations in which no pixel is labelled, which have no loss: {count}")
+        notes.append(f"annotations without a labelled pixel, which give no loss: {count}")
     return notes

@@ -28,8 +28,8 @@ def draw_figure(runs: Sequence[Path], name: str) -> Figure:
     """
     figures = _figures(runs)
     if name not in figures:
-        known = ", ".join(figures) or "none yet"
-        raise UserError(f"figure: got {name!r}, expected one of {known}{nearest(name, figures)}")
+        known = f"one of {', '.join(figures)}" if figures else "a run that has figures: this one has none yet"
+        raise UserError(f"figure: got {name!r}, expected {known}{nearest(name, figures)}")
     with in_style():
         return figures[name].draw(False)
 

@@ -29,7 +29,7 @@ __all__ = [
 
 Tile = dict[str, str]  # name, value, note, color
 _MAX_IN_A_SENTENCE = 6  # models; more are in the tables
-_DIFFERENT = "different data or lengths of training, so there is no difference between them to state"
+_DIFFERENT = "differ in their data or length of training, so no difference between their results is stated"
 
 
 def join(parts: Iterable[str]) -> str:
@@ -110,7 +110,7 @@ def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str,
     without = [(run, f"seed {run.seed} of {group.the}") for group in groups for run in group.runs if not run.summary]
     waiting = [name for run, name in without if run.diverged is None]
     gone = [f"{name} at update {run.diverged}" for run, name in without if run.diverged is not None]
-    listed = {"not finished": waiting, "diverged, and in no mean": gone}
+    listed = {"not finished": waiting, "diverged and left out of the means": gone}
     unfinished = "; ".join(f"{what}: {join(names)}" for what, names in listed.items() if names)
     metric = result_metric(finished, split)
     if metric is None:
@@ -120,7 +120,7 @@ def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str,
     difference_tiles = [tile for _, tile in differences if tile]
     if len(finished) > _MAX_IN_A_SENTENCE:
         if not comparable(finished):
-            return sentence(f"{len(finished)} models are of {_DIFFERENT}", unfinished), difference_tiles
+            return sentence(f"The {len(finished)} models {_DIFFERENT}", unfinished), difference_tiles
         best, worst = _best(finished, key), _best(finished, key, worst=True)
         ends = " and worst for ".join(f"{g.the}, {mean_std(_values(g, key), metric)}" for g in (best, worst))
         return sentence(f"Of {len(finished)} models, the {name} is best for {ends}", unfinished), difference_tiles
@@ -133,7 +133,7 @@ def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str,
     conclusions = [words for words, _ in differences]
     if not conclusions and len(finished) > 1:
         best_mean = f"the best mean is that of {_best(finished, key).the}"
-        conclusions.append(best_mean if comparable(finished) else f"they are of {_DIFFERENT}")
+        conclusions.append(best_mean if comparable(finished) else f"they {_DIFFERENT}")
     return sentence(f"The {name} is {join(parts)}", *conclusions, unfinished), tiles + difference_tiles
 
 

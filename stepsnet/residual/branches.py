@@ -17,7 +17,7 @@ __all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "check_in
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, which part of its output, out of how many equal ones
-_A_PROJECTION = '(path of a layer, part of its output from 0, of how many), such as ("attn.qkv", 0, 3)'
+_A_PROJECTION = '(path of a layer, index of the part of its output, number of parts), such as ("attn.qkv", 0, 3)'
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,14 @@ class BranchParts:
         if not isinstance(self.after, tuple | list) or not all(isinstance(path, str) for path in self.after):
             raise UserError(f"residual: BranchParts: after: got {self.after!r}, expected a tuple of paths in the block")
         if self.function is not None and not callable(self.function):
-            raise UserError(f"residual: BranchParts: function: got {self.function!r}, expected (block, x, …) -> F(x)")
+            raise UserError(
+                f"residual: BranchParts: function: got {self.function!r}, expected a function (block, x, …) -> F(x)"
+            )
         three = self.projections
         if three is not None and (not _are_projections(three) or len(three) != 3):
-            raise UserError(f"residual: BranchParts: projections: got {three!r}, expected three of {_A_PROJECTION}")
+            raise UserError(f"residual: BranchParts: projections: got {three!r}, expected three tuples {_A_PROJECTION}")
         if not _are_projections(self.hidden):
-            raise UserError(f"residual: BranchParts: hidden: got {self.hidden!r}, expected a tuple of {_A_PROJECTION}")
+            raise UserError(f"residual: BranchParts: hidden: got {self.hidden!r}, expected tuples {_A_PROJECTION}")
 
     @property
     def values(self) -> Projection | None:
@@ -111,11 +113,11 @@ class BoundBranch:
         try:
             inspect.signature(function).bind(self.block, x, *self.args, **self.kwargs)
         except TypeError as error:
-            what = ", ".join(self.kwargs) or f"{len(self.args)} arguments beside the stream"
+            what = ", ".join(self.kwargs) or f"{len(self.args)} positional argument(s) besides the stream"
             kind = getattr(self.block, "block_class", type(self.block)).__name__
             raise UserError(
-                f"residual: {kind} got {what}, which a function that is declared for its branches does not take, "
-                "expected one of all that the block takes"
+                f"residual: {kind} got {what}, which a function declared for its branches does not take, "
+                "expected a function of all arguments that the block takes"
             ) from error
 
     def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
@@ -160,16 +162,16 @@ def check_no_replica(layer: Any) -> None:
     """Raise UserError in ``torch.nn.DataParallel``, whose replicas have the hooks of the block on the first GPU."""
     if getattr(layer, "_is_replica", False):
         raise UserError(
-            "residual: got a replica of torch.nn.DataParallel, which this design's hooks do not reach, expected "
-            "DistributedDataParallel, as under torchrun, or one visible GPU"
+            "residual: got a replica made by torch.nn.DataParallel, which this design's hooks do not reach, expected "
+            "DistributedDataParallel (under torchrun) or a single visible GPU"
         )
 
 
 def _was_replaced(block: nn.Module, path: str, layer: Any) -> str:
     """The error message for a layer that took the place of one that a design works on."""
     return (
-        f"residual: {path} of {type(block).__name__} is a {type(layer).__name__} in the place of a layer that the "
-        "design works on, as of PEFT's adapters; expected the layer itself"
+        f"residual: {path} of {type(block).__name__}: got {type(layer).__name__} in place of the layer that the design "
+        "works on, as with PEFT's adapters; expected the layer itself"
     )
 
 

@@ -80,7 +80,7 @@ def check_channels(block: nn.Module, width: int | None) -> None:
     if nn.Conv2d in kinds or any(_keeps(traced, (1, channels, *others)) for channels, others in shapes):
         of = _STREAMS[nn.Conv2d if nn.Conv2d in kinds else kinds[0]]
         raise UserError(
-            f"residual: {type(block).__name__} has convolutions over {of}, expected blocks of channels last"
+            f"residual: {type(block).__name__} has convolutions over {of}, expected blocks with channels last"
         )
 
 

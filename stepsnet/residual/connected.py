@@ -18,7 +18,10 @@ from .passing import Passage, PassingBlock
 
 __all__ = ["JOINED", "ConnectedBlock", "ConnectedSequence", "check_begins", "connected_class", "has_design"]
 
-JOINED = "blocks: a design of the stream joins them, expected to be replaced before that and connected afterwards"
+JOINED = (
+    "blocks: got a replacement for a block that a design has joined to the stream, expected blocks to be replaced "
+    "before they are joined"
+)
 
 
 class ConnectedBlock:
@@ -80,10 +83,10 @@ class ConnectedBlock:
         """Raise UserError for arguments, such as a mask, if no branch takes them."""
         given = [name for name, value in kwargs.items() if value is not None]
         if given or any(value is not None for value in args):
-            what = ", ".join(given) or f"{len(args)} arguments beside the stream"
+            what = ", ".join(given) or f"{len(args)} positional argument(s) besides the stream"
             raise UserError(
                 f"residual: {self.block_class.__name__} got {what}, which none of its declared branches takes; "
-                'a * marks the part that does, as in "norm1 attn*"'
+                'mark the part that does with a *, as in "norm1 attn*"'
             )
 
     def without_branches(self, state: State, *args: Any, **kwargs: Any) -> State:
@@ -147,8 +150,8 @@ def check_begins(wiring: Wiring, begins: bool) -> None:
     """Raise UserError for blocks cut off from those before them: of their outputs they would get only the last."""
     if not begins and type(wiring) is not Wiring:
         raise UserError(
-            "blocks: got a part of a connected sequence without its first block; the stream of this design is more "
-            "than one tensor, expected a part that begins with it, such as blocks[:6]"
+            "blocks: got a part of a connected sequence without its first block, expected a part that begins with that "
+            "block, such as blocks[:6], since the stream of this design is more than one tensor"
         )
 
 

@@ -116,7 +116,7 @@ class Wiring(DesignPart):
         y = self.finish(state)
         if y is None or isinstance(y, tuple | list | dict):
             kind = type(y).__name__
-            raise UserError(f"residual: a stream ended as {kind}, expected one tensor, which finish of a Wiring makes")
+            raise UserError(f"residual: finish of the design's Wiring returned {kind}, expected one tensor, the stream")
         return y
 
     def as_sum(self, state: State) -> Tensor:
@@ -204,15 +204,17 @@ def check_design(name: str, design: Any) -> None:
     for key in ("title", "source"):
         text = getattr(design, key, None)
         if not isinstance(text, str) or not text:
-            raise UserError(f"residual: {key} of {name}: got {text!r}, expected a text")
+            raise UserError(f"residual: {key} of {name}: got {text!r}, expected some text")
     if design.unit not in UNITS:
         raise UserError(f"residual: unit of {name}: got {design.unit!r}, expected {', '.join(UNITS)}")
     if not isinstance(design.needs, tuple) or not all(need in NEEDS for need in design.needs):
-        raise UserError(f"residual: needs of {name}: got {design.needs!r}, expected a tuple of {', '.join(NEEDS)}")
+        raise UserError(
+            f"residual: needs of {name}: got {design.needs!r}, expected a tuple of names from {', '.join(NEEDS)}"
+        )
     if not isinstance(design.wiring, type) or not issubclass(design.wiring, Wiring):
         raise UserError(f"residual: wiring of {name}: got {design.wiring!r}, expected a subclass of Wiring")
     if not isinstance(design.options, Mapping):
-        raise UserError(f"residual: options of {name}: got {design.options!r}, expected names and their defaults")
+        raise UserError(f"residual: options of {name}: got {design.options!r}, expected a mapping of names to defaults")
     if design.forward is Connection.forward:
         raise UserError(f"residual: forward of {name}: got none of its own, expected (self, state, F)")
     try:
@@ -248,8 +250,8 @@ def check_sources(got: int, expected: int) -> None:
     """Raise UserError if a block gets the outputs of fewer or more blocks than come before it."""
     if got != expected:
         raise UserError(
-            f"residual: a block got {got} outputs of blocks before it, expected {expected}: its weights are for them; "
-            "run the blocks from the first, without leaving one out"
+            f"residual: a block got {got} outputs of earlier blocks, expected {expected}, for which it has weights: "
+            "run the blocks in order from the first, without leaving any out"
         )
 
 

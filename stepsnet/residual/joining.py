@@ -77,7 +77,7 @@ def connect(
             "that return x + F(x)"
         )
     if not members and design_of(design) is not None:
-        raise UserError(f"residual: got {type(blocks).__name__} of no blocks, expected at least one")
+        raise UserError(f"residual: got {type(blocks).__name__} without blocks, expected at least one")
     wirings = wire_steps([members], [width], design, options, first, num_blocks)
     joined = nn.Sequential(*members) if wirings is None else ConnectedSequence(members, wirings[0])
     return _in_mode_of(blocks, members, joined)
@@ -100,7 +100,7 @@ def connect_steps(
     """Join the blocks of each step of a StepsNet by a design. A container with names of its own keeps them."""
     check_channels_last(container, design)
     if any(isinstance(network, StepsNet) for network in container.networks):
-        raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps of blocks")
+        raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps that hold blocks")
     steps = [list(n) if is_plain_sequence(n) else [n] for n in container.networks]  # type: ignore[call-overload]
     shared = set(container.modules())  # these keep their mode
     wirings = wire_steps(steps, container.widths, design, options, first, num_blocks)
@@ -118,7 +118,7 @@ def check_channels_last(container: StepsNet, design: str) -> None:
     """Raise UserError for a design of a StepsNet whose channels are not in the last dimension."""
     if container.dim != -1 and design_of(design) is not None:
         raise UserError(
-            f"residual: got a StepsNet of channels in dimension {container.dim}, expected channels last, -1"
+            f"residual: got a StepsNet with channels in dimension {container.dim}, expected channels last (-1)"
         )
 
 
@@ -208,7 +208,8 @@ def _check_unshared(name: str, streams: Sequence[_Stream]) -> None:
                     here = f"{path} of branch {index} of block {number}"
                     if (there := places.setdefault(block.get_submodule(path), here)) != here:
                         raise UserError(
-                            f"residual: {name} works on {here}, which is {there} too, expected one for each branch"
+                            f"residual: {name} works on {here}, which is also {there}, expected a separate one for "
+                            "each branch"
                         )
 
 
@@ -248,7 +249,7 @@ def _join(stream: _Stream, made: _Made) -> Wiring:
         for block, parts, place, connections in zip(stream.blocks, stream.parts, made.places, made.connections):
             _join_block(block, stream, parts, place, connections, made.wiring)
     except Exception as error:  # raised by a user's design: ours refuse earlier
-        error.add_note("the blocks are joined in part: build them anew")
+        error.add_note("the blocks may be partly joined: build them anew")
         raise
     return _like(stream.blocks[0], made.wiring) if stream.blocks else made.wiring
 
@@ -283,9 +284,9 @@ class _Plain(Connection):
 def design_of(name: str) -> type[Connection] | None:
     """The design of that name; None for "plain". Raise UserError for an unknown name, suggesting the nearest one."""
     if isinstance(name, str) and name in get_args(Profile):
-        wanted = f"stepsnet.stepify(model, profile={name!r}), or a model's widths= as stepsnet plan gives them"
         raise UserError(
-            f"residual: got {name!r}, a profile of widths, which needs blocks of several: expected {wanted}"
+            f"residual: got {name!r}, which is a profile of widths, expected a design; for the profile, use "
+            f"stepsnet.stepify(model, profile={name!r}) or a model's widths= as printed by stepsnet plan"
         )
     if not isinstance(name, str) or name not in DESIGNS:
         raise UserError(f"residual: got {name!r}, expected one of {', '.join(DESIGNS)}{nearest(str(name), DESIGNS)}")
@@ -311,7 +312,7 @@ def _branch_at(block: nn.Module, parts: BranchParts | None) -> dict[str, Any]:
 def _check_places(blocks: Sequence[nn.Module], widths: Sequence[Any], first: Any, num_blocks: Any) -> None:
     """Raise UserError for a block that occurs twice, and for numbers that cannot be a width or the place of a block."""
     if len(set(blocks)) < len(blocks):
-        raise UserError("residual: got one block at several places, expected blocks of their own")
+        raise UserError("residual: got the same block at several places, expected a separate block at each")
     of_widths = [("width", width, MOST_CHANNELS) for width in widths]
     for key, value, most in (*of_widths, ("first", first, None), ("num_blocks", num_blocks, None)):
         if value is None and key != "first":
@@ -326,13 +327,13 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int
     kind = type(block).__name__
     if hasattr(block, "read_width"):
         raise UserError(
-            f"residual: {kind} is a layer of a StepsNet of transformers already, expected those of a plain model; a "
-            "design in steps is StepsTransformerConfig(residual=…)"
+            f"residual: {kind} is already a layer of a transformers model in steps, expected layers of a plain model; "
+            "for a design in steps, use StepsTransformerConfig(residual=…)"
         )
     if "forward" in block.__dict__:
         raise UserError(
-            f"residual: {kind} has a forward pass of its own, as where it is compiled or recomputed, expected blocks "
-            "that are joined before that"
+            f"residual: the forward pass of this {kind} has been replaced, as by compiling or checkpointing the block, "
+            "expected blocks that are joined before that"
         )
     if design.unit == "block" and isinstance(block, nn.Sequential):  # it would run what the design adds, too
         raise UserError(
@@ -343,22 +344,24 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int
     parts = parts_of(block)
     if parts is None and design.unit != "block":
         raise UserError(
-            f"residual: {name} joins the branches of a block, and those of {kind} are not declared; where it is "
-            f"x + F(x), stepsnet.residual.declare_branches({kind}, […]) says them"
+            f"residual: {name} joins the branches of a block, and those of {kind} are not declared; if it computes "
+            f"x + F(x), declare them with stepsnet.residual.declare_branches({kind}, […])"
         )
     for part in design.needs:
         declared = [bool(getattr(one, part)) for one in parts or ()]
         if not (all(declared) if part in ("norm", "linears") else any(declared)) or not declared:
             raise UserError(
-                f"residual: {name} works on the {part} of a branch, which {kind} does not declare; its BranchParts in "
-                "stepsnet.residual.declare_branches would"
+                f"residual: {name} works on the {part} of a branch, which {kind} does not declare; to declare it, give "
+                "BranchParts to stepsnet.residual.declare_branches"
             )
     for one in parts or ():
         if "linears" in design.needs and (path := misses_linear(block, one)):
-            raise UserError(f"residual: {name}: {path} of {kind} is no linear layer of the declared equal parts")
+            raise UserError(
+                f"residual: {name}: {path} of {kind} is not a linear layer that splits into the declared equal parts"
+            )
         if design.scales_branches and (path := _scale_of(block, one)):
             raise UserError(
-                f"residual: {name} scales the branches, as {path} of {kind} does, expected only one of them"
+                f"residual: {name} scales the branches, and so does {path} of {kind}, expected only one of the two"
             )
     design.check_block(block, parts or ())
     return parts or ()
@@ -383,12 +386,12 @@ def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]
                 found.setdefault(weight.shape[0], number)
     if len(found) > 1:
         places = ", ".join(f"{width} in block {number}" for width, number in found.items())
-        raise UserError(f"residual: got blocks of several widths, {places}, expected one")
+        raise UserError(f"residual: got blocks of several widths ({places}), expected one width")
     if found and given not in (None, *found):
         raise UserError(f"residual: width: got {given}, but the blocks' norms have {next(iter(found))} channels")
     if given or found:
         return given or next(iter(found))
     raise UserError(
-        f"residual: the width of {type(blocks[0]).__name__} is not known, expected width=C, or branches that are "
-        "declared by paths which begin with the norm"
+        f"residual: the width of {type(blocks[0]).__name__} is not known, expected width=C, or branches declared by "
+        "paths that begin with the norm"
     )

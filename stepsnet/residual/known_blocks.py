@@ -129,14 +129,14 @@ def check_declared(block: nn.Module, *, may_call_block: bool = True) -> None:
             except OF_MODULES:
                 if called:
                     raise UserError(
-                        f"residual: a branch that is declared for {type(block).__name__} calls the block itself, which "
-                        "would be the design around it; expected what it adds, of its layers"
+                        f"residual: a branch declared for {type(block).__name__} calls the block itself, which by "
+                        "then runs the design, expected one that computes what the block adds from its layers"
                     ) from None
                 continue
             if off > 1e-2:
                 raise UserError(
-                    f"residual: the branches that are declared for {type(block).__name__} are not all that it adds to "
-                    f"the stream, or not in this order: their sum is off by {100 * off:.0f}%"
+                    f"residual: the branches declared for {type(block).__name__} are not all that it adds to the "
+                    f"stream, or not in this order: their sum is off by {100 * off:.0f}%"
                 )
             return
 
@@ -182,7 +182,7 @@ def _at(block: nn.Module, path: str) -> Any:
         return attrgetter(path)(block)
     except AttributeError:
         kind = type(block).__name__
-        raise UserError(f"residual: branches of {kind}: got the path {path!r}, which leads nowhere in it") from None
+        raise UserError(f"residual: branches of {kind}: got the path {path!r}, which {kind} does not have") from None
 
 
 def is_norm(module: Any) -> bool:
@@ -196,7 +196,9 @@ def check_no_norm_behind(design: str, block: nn.Module, parts: Sequence[BranchPa
     for path in (path for one in parts for path in one.after):
         if is_norm(attrgetter(path)(block)):
             kind = type(block).__name__
-            raise UserError(f"residual: {design}: {path} of {kind} is a norm behind a branch, expected none there")
+            raise UserError(
+                f"residual: {design}: {path} of {kind} is a norm at the end of a branch, expected none there"
+            )
 
 
 # ---- timm

@@ -56,7 +56,7 @@ def start_of(block: nn.Module, parts: BranchParts) -> BranchWeights | None:
     if any(is_sharded(layer.weight) for layer in layers):
         kind = type(block).__name__
         raise UserError(
-            f"residual: got sharded weights of {kind} to draw, expected start values before they are sharded"
+            f"residual: the weights of {kind} are already sharded, expected start values to be set before sharding"
         )
     if any(getattr(layer.weight, "_is_hf_initialized", False) for layer in layers):
         return None

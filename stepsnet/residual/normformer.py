@@ -73,7 +73,9 @@ def _norm_of(width: int, norm: Any) -> nn.Module:
         made = type(norm)(width, eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
     except (AttributeError, TypeError):
         kind = type(norm).__name__
-        raise UserError(f"residual: normformer: got the norm {kind}, expected one that is {kind}(C, eps=…)") from None
+        raise UserError(
+            f"residual: normformer: got the norm {kind}, expected one that is made by {kind}(C, eps=…)"
+        ) from None
     if hasattr(norm, "elementwise_affine"):
         made.elementwise_affine = norm.elementwise_affine
     for part in ("weight", "bias"):  # which the norm in front may not have

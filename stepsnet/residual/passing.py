@@ -70,14 +70,15 @@ class PassingBlock:
             return one.wiring.start(x)
         if one.shown is None:
             raise RuntimeError(
-                f"block {self.index} of a connected sequence: got a stream in which no block before it has run; the "
-                "stream of this design is more than that tensor, run the container or its blocks in order, in one loop"
+                f"block {self.index} of a connected sequence: got a stream, but no block before it has run in this "
+                "loop; the stream of this design is more than that tensor: run the container, or its blocks in order, "
+                "in one loop"
             )
         if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps on another view of x
             return one.begun[self.index][1]
         if _same(x, one.shown) and one.writes == _writes(one.shown) and (one.kept is None or _same(x, one.kept)):
             return one.state
         raise RuntimeError(
-            f"block {self.index} of a connected sequence: got another tensor than the block before has returned; "
-            "the stream of this design is more than that tensor, run the container or its blocks in order"
+            f"block {self.index} of a connected sequence: got a tensor other than the one that the previous block "
+            "returned; the stream of this design is more than that tensor: run the container, or its blocks in order"
         )

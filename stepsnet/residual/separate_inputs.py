@@ -38,7 +38,7 @@ def check_separable(name: str, block: nn.Module, parts: Sequence[BranchParts]) -
     """
     kind, first = type(block).__name__, parts[0]
     if first.projections is None:
-        raise UserError(f"residual: {name} expects the attention as a block's first branch, which {kind} has not")
+        raise UserError(f"residual: {name}: the first branch of {kind} is not declared as an attention, expected one")
     if first.function is not None:
         raise UserError(f"residual: {name}: got the attention of {kind} as a function, expected the path of its layer")
     layers = [attrgetter(path)(block) for path, _, _ in first.projections]

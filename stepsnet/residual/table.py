@@ -34,11 +34,15 @@ class _Designs(dict[str, type[Connection] | None]):
 
     def __setitem__(self, name: str, design: type[Connection] | None) -> None:
         if name in _OURS and design is not _OURS[name]:
-            raise UserError(f"residual: got a design called {name}, a name of stepsnet's own, expected another name")
+            raise UserError(
+                f"residual: got a design called {name}, the name of one of stepsnet's own, expected another name"
+            )
         there = self.get(name)
         if there is not None and design is not None and _file_of(design) != _file_of(there):
             modules = f"{there.__module__} and {design.__module__}"
-            raise UserError(f"residual: got two designs called {name}, of {modules}, expected a name for each")
+            raise UserError(
+                f"residual: got two designs called {name}, from {modules}, expected a different name for each"
+            )
         super().__setitem__(name, design)
 
     def update(self, *others: Any, **more: Any) -> None:

@@ -37,26 +37,28 @@ def on_settings(recipe: Recipe) -> list[str]:
     lines = []
     if recipe.earlier_epochs:  # the recipe is the config of an earlier run
         parts = ", ".join(f"{epochs} until update {until}" for until, epochs in sorted(recipe.earlier_epochs))
-        lines.append(f"earlier_epochs: the schedule is for {recipe.epochs} epochs, but for {parts}, as that run's was")
+        got = f"the schedule is that of {recipe.epochs} epochs, but that of {parts}"
+        lines.append(f"earlier_epochs: {got}, as in the run that this config comes from")
     if recipe.sched == "multistep" and not any(milestone < recipe.epochs for milestone in recipe.milestones):
         lines.append(f"sched=multistep without milestones before epoch {recipe.epochs}: the learning rate stays at lr")
     if recipe.warmup_epochs >= recipe.epochs:
         lines.append(
             f"warmup_epochs {recipe.warmup_epochs:g} of {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}: the learning "
-            f"rate only rises, to {recipe.epochs / recipe.warmup_epochs:.0%} of lr; a shorter warmup leaves time at lr"
+            f"rate only rises, to {recipe.epochs / recipe.warmup_epochs:.0%} of lr (a shorter warmup lets it reach lr "
+            "sooner)"
         )
     shipped = RECIPES.get(recipe.name)
     if shipped and recipe.lr_base_size is None and shipped.lr_base_size is None and recipe.lr == shipped.lr:
         factor = recipe.batch_size / shipped.batch_size
         if factor >= _FACTOR or factor <= 1 / _FACTOR:
             lines.append(
-                f"lr {recipe.lr:g} is {shipped.name}'s for batches of {shipped.batch_size}, and batch_size is "
+                f"lr {recipe.lr:g} is {shipped.name}'s for batches of {shipped.batch_size}, but batch_size is "
                 f"{recipe.batch_size}: lr_base_size={shipped.batch_size} scales it"
             )
     if isinstance(recipe, DenseRecipe) and shipped and shipped.expected and not recipe.backbone:
         lines.append(
-            f"backbone: none is given, so it starts from random weights; the numbers that {shipped.name} expects are "
-            "of one that was trained on ImageNet (backbone=RUN, a file of weights, or timm:NAME)"
+            f"backbone: none is given, so it starts from random weights; the results expected of {shipped.name} are "
+            "those of a backbone trained on ImageNet (backbone=RUN, a file of weights, or timm:NAME)"
         )
     return lines
 

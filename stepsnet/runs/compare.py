@@ -54,8 +54,8 @@ def compare(
             result["diverged"] = diverged  # in an earlier call; in no mean
         if unlike := trained.seeds_of_unlike_schedules():
             result["unlike_schedules"] = unlike
-            text = f"seeds {', '.join(map(str, unlike))}: the epochs were changed when one of the two had got further"
-            display.note(folder.name, f"{text}, so they had different schedules")
+            text = f"seeds {', '.join(map(str, unlike))}: when the epochs were changed, one of the two runs was ahead"
+            display.note(folder.name, f"{text} of the other, so their schedules differ")
         write_atomically(folder / COMPARISON_FILE, dump_json(result, indent=2) + "\n")
     trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline", display)
     return result

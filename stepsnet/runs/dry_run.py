@@ -157,7 +157,7 @@ def render_forecasts(forecasts: Sequence[Forecast], about: str) -> str:
         lines = "\n".join(_lines(found, len(forecasts) > 1)).splitlines()
         comments.setdefault(name, []).extend(f"# {line}" for line in lines)
     said = "\n---\n".join("\n".join([to_yaml(recipes[name]).rstrip(), *comments[name]]) for name in recipes)
-    return f"{said}\n# {about}; this was a dry run, which has trained nothing"
+    return f"{said}\n# {about}; this was a dry run: nothing was trained"
 
 
 def _lines(found: Forecast, named: bool) -> list[str]:
@@ -174,6 +174,6 @@ def _lines(found: Forecast, named: bool) -> list[str]:
         f"model: {size}",
         f"first batch: {found.first_batch}",
         f"memory on each device, predicted: {readable_bytes(memory['total'])} ({', '.join(terms)}{missing}); "
-        "without the device's context, what its allocator cannot reuse, workspaces of kernels, and loading",
+        "not counted: the device's context, memory that its allocator cannot reuse, workspaces of kernels, and loading",
         *found.notices,
     ]

@@ -173,13 +173,15 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
     runs = [file.stem for file in (folder / RECIPES_FOLDER).glob("*.yaml")]
     allowed = {_entry_part(name) for name in only or ()}
     if only and (other := next((run for run in runs if _parts_of(run)[0] not in allowed), None)):
-        raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
+        expected = f"expected a new folder (`stepsnet resume {folder}` continues it)"
+        raise UserError(f"--run: {folder} holds a sweep, with the run {other}, {expected}")
     if recipe:
         settle_recipe(folder, recipe, resume, is_grid=True)
     elif CONFIG in names:
-        raise UserError(f"--run: {folder} is that of a run or a comparison; `stepsnet resume {folder}` goes on with it")
+        expected = f"expected a new folder (`stepsnet resume {folder}` continues it)"
+        raise UserError(f"--run: {folder} holds a run or a comparison, {expected}")
     elif names and RECIPES_FOLDER not in names:
-        raise UserError(f"--run: {folder} is not empty, expected a new folder or that of a sweep")
+        raise UserError(f"--run: {folder} is not empty, expected a new folder or one that holds a sweep")
     elif names and not resume:
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
     elif not names:
@@ -199,7 +201,7 @@ def _plan(
     for entry, seed in pairs:
         run = folder / run_name(entry.name, seed)
         if run in runs:
-            raise UserError(f"name: got {entry.name} twice, expected names that differ: both go into {run}")
+            raise UserError(f"name: got {entry.name} twice, expected distinct names: both would be trained in {run}")
         runs.append(run)
         config = folder / RECIPES_FOLDER / f"{run.name}.yaml"
         # kept from the first start on, however few runs are left: the rounding of results depends on it

@@ -40,4 +40,4 @@ def inspect_run(
         write_inspection(folder, sections)
     except Exception as error:  # from a task, a library, exhausted memory or the disk
         reason = " ".join(str(error).split())[:200]
-        note(f"the report goes without examples of what the model does: {type(error).__name__}: {reason}")
+        note(f"the report has no examples of what the model does: {type(error).__name__}: {reason}")

@@ -226,7 +226,7 @@ def _run_job() -> Any:
         with lock_folder(folder):
             pass
     except UserError:
-        text = f"waits until the run before it has written its last checkpoint, at most {_LAST_CHECKPOINT:.0f} s"
+        text = f"waiting at most {_LAST_CHECKPOINT:.0f} s for an earlier process to write this run's last checkpoint"
         events.note(job.name, text)
         with lock_folder(folder, wait=_LAST_CHECKPOINT):
             pass
@@ -255,7 +255,8 @@ def _stop_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    # a terminal sends Ctrl-C to this process too, and the parent, which may be busy for seconds, then asks it again to
-    # stop: together they would be taken for two requests of the user's
+    # a terminal sends Ctrl-C to this process too, but only the parent obeys it: it sends SIGTERM here once, and at a
+    # second Ctrl-C it kills this process. Outside of the training loop, obeying both would let SIGTERM, which may come
+    # seconds later from a busy parent, interrupt what is tidied up after SIGINT.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.exit(exit_status(_run_job))

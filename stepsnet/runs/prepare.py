@@ -70,8 +70,8 @@ def check_folder(folder: Path, prepared: Prepared) -> list[str]:
         rate_at(replace(recipe, epochs=epochs, earlier_epochs=()), done, steps) for epochs in (before, recipe.epochs)
     )
     return [
-        f"{recipe.epochs} epochs in place of {before}: after update {done} lr is {new:.3g} where it was to be {old:.3g}"
-        f", and the schedule ends at update {recipe.epochs * steps} in place of {before * steps}"
+        f"{recipe.epochs} epochs instead of {before}: after update {done} lr is {new:.3g} instead of {old:.3g}, and "
+        f"the schedule ends at update {recipe.epochs * steps} instead of {before * steps}"
     ]
 
 

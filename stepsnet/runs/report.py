@@ -24,7 +24,7 @@ def report_or_tell(runs: Sequence[Path], page: Path, title: str, note: Callable[
         note(f"no report: {error}")
     except UserError as error:
         again = f"stepsnet report {shlex.quote(str(page.parent))} --out FILE.html"
-        note(f"no report: {error}; what was trained is kept, and `{again}` draws it")
+        note(f"no report: {error}; what was trained is kept, and `{again}` writes the report")
 
 
 def where_to_look(folder: Path) -> str:

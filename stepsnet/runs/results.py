@@ -136,7 +136,7 @@ class Run:
 
 def _prompt(prompt: Any) -> str:
     if not isinstance(prompt, str):
-        raise UserError(f"predict: got a {type(prompt).__name__}, expected a prompt for a language model")
+        raise UserError(f"predict: got a {type(prompt).__name__}, expected a string, the prompt for a language model")
     return prompt
 
 
@@ -152,7 +152,7 @@ class Comparison:
         self.folder = Path(folder)
         if not (self.folder / COMPARISON_FILE).is_file():
             raise UserError(
-                f"comparison: got {folder}, expected the folder of one that has ended (no {COMPARISON_FILE})"
+                f"comparison: got {folder}, expected the folder of a finished comparison (it has no {COMPARISON_FILE})"
             )
         file = self.folder / COMPARISON_FILE
         self.summary: dict[str, Any] = read_json(file, "comparison", dict)
@@ -164,7 +164,7 @@ class Comparison:
         runs = {(run.summary["label"], run.seed): Run(run.folder) for run in ended}
         for name, seed in itertools.product((STEPS, BASELINE), self.seeds):
             if (name, seed) not in runs:
-                raise UserError(f"comparison: {self.folder} has no ended run of the {name} with seed {seed}")
+                raise UserError(f"comparison: {self.folder} has no finished run of the {name} with seed {seed}")
         self.steps, self.baseline = ([runs[name, seed] for seed in self.seeds] for name in (STEPS, BASELINE))
 
     def __repr__(self) -> str:

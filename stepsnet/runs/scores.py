@@ -39,7 +39,8 @@ def evaluate_runs(folders: Sequence[Path], data: str | None = None, overrides: S
     runs = [load_run(folder) for folder in folders]
     split, *others = dict.fromkeys(split_of(data or str(run.config["data"]))[1] for run in runs)
     if others:
-        raise UserError(f"eval: got runs of the splits {', '.join([split, *others])}, expected one split, as of --data")
+        got = f"got runs of the splits {', '.join([split, *others])}"
+        raise UserError(f"eval: {got}, expected one split for all (--data names one)")
     scored, of_folder = [], {}
     for run in runs:
         of_folder[run.folder] = metrics = evaluate_run(run.folder, data, overrides)

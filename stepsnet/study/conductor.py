@@ -149,7 +149,7 @@ class _Conductor:
         check_records(self.study, self.there | {name: record}, self.of_all)
 
     def _note_recorded(self, name: str) -> None:
-        self.display.note(name, "another sweep has recorded it already, which stays")
+        self.display.note(name, "another sweep has already recorded this run; its record is kept")
 
     def _note_once(self, line: str) -> None:
         if line not in self.noted:
@@ -189,7 +189,7 @@ class _Conductor:
             file = self.results / f"{job.name}.json"
             other = read_record(file, self.study)
             if other is None:
-                raise UserError(f"results: {file} is there and no record of a run, expected it elsewhere")
+                raise UserError(f"results: {file} is not the record of a run, expected no other file of this name")
             self._check(job.name, other)
             record = other
             self._note_recorded(job.name)
@@ -216,8 +216,8 @@ def _on_modules(records: Iterable[Mapping[str, Any]], folder: Path) -> list[str]
     for name, versions in of_study.items():
         if name in now and (others := sum(count for of_run, count in versions.items() if {*of_run} != {now[name]})):
             lines.append(
-                f"{others} of the results were made by another content of the module {name}, in whole or in part; they "
-                "stay, and where what they use of it has changed, remove their files from the results and the folders "
-                f"of these runs from {folder} to run them anew"
+                f"{others} of the results were made, at least in part, with different content of the module {name}; "
+                "they are kept. If what they use of it has changed, remove their files from the results and the "
+                f"folders of these runs from {folder} to run them again"
             )
     return lines

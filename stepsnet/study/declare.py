@@ -52,16 +52,23 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 class Contender:
     """A model in one setting; settings have the keys of a recipe's overrides, such as ``model.args.widths``."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="of its runs: letters, digits, - and _")
-    label: str = Field(default="", description="in tables and figures")
-    about: str = Field(default="", description="what it is there for")
-    recipe: str = Field(default="", description="a recipe's name or a .yaml file; by default the study's")
-    settings: Settings = Field(default_factory=dict, description="at every point")
-    points: dict[Annotated[int, Field(ge=1)], Settings] = Field(min_length=1, description="settings by point")
-    variants: dict[Annotated[str, Field(pattern=_PART_OF_NAMES)], Settings] = Field(
-        default_factory=dict, description="settings that are tuned beside the rate"
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_-]+$", description="its name, part of the names of its runs: letters, digits, - and _"
     )
-    unequal: str = Field(default="", description="why its compute may differ from the others' at a point")
+    label: str = Field(default="", description="its name in tables and figures; by default `name`")
+    about: str = Field(default="", description="why it is in the study")
+    recipe: str = Field(default="", description="a recipe's name, or a .yaml file; by default the study's recipe")
+    settings: Settings = Field(default_factory=dict, description="overrides of the recipe at every point")
+    points: dict[Annotated[int, Field(ge=1)], Settings] = Field(
+        min_length=1, description="its points, each with its overrides"
+    )
+    variants: dict[Annotated[str, Field(pattern=_PART_OF_NAMES)], Settings] = Field(
+        default_factory=dict, description="named sets of overrides, one of which is chosen together with the rate"
+    )
+    unequal: str = Field(
+        default="",
+        description="why its compute or training differs from the others' at a point; by default it must not",
+    )
 
     @property
     def title(self) -> str:
@@ -79,22 +86,32 @@ class Tuning:
     """How the rate of each cell is chosen: the best by the study's metric on the held-out split, at a run's end."""
 
     rates: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = Field(
-        min_length=3, description="the grid; while the best is at an edge, it grows by the ratio there"
+        min_length=3,
+        description="increasing learning rates to try; while the best is at an edge, the grid grows by the ratio there",
     )
     seeds: tuple[Seed, ...] = Field(
-        default=(0,), min_length=1, description="of the tuning runs: at each rate one with each, whose mean counts"
+        default=(0,),
+        min_length=1,
+        description="seeds of the tuning runs; every rate is trained with each of them and judged by the mean",
     )
-    length: float = Field(default=1 / 3, ge=1e-3, le=1, description="share of the full length, warm-up included")
-    most_rates: int = Field(default=8, le=100, description="the grid grows no further")
+    length: float = Field(
+        default=1 / 3,
+        ge=1e-3,
+        le=1,
+        description="length of a tuning run and of its warm-up, as a share of the full length",
+    )
+    most_rates: int = Field(default=8, le=100, description="the most rates that a grid may grow to")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Flatness:
     """A run is long enough if ``key`` changes by less than ``within``, relatively, over the last ``share`` of it."""
 
-    key: str = Field(default="train_clean_loss", description="what is looked at")
-    share: float = Field(default=0.1, gt=0, lt=1, description="of a run, its last")
-    within: float = Field(default=0.02, gt=0, description="the relative change there is to be less")
+    key: str = Field(default="train_clean_loss", description="the loss or other metric that must have flattened")
+    share: float = Field(
+        default=0.1, gt=0, lt=1, description="the last share of a run, over which the change is measured"
+    )
+    within: float = Field(default=0.02, gt=0, description="the relative change over that share must be less than this")
 
     @property
     def parts(self) -> tuple[str, str] | None:
@@ -115,25 +132,25 @@ class Criterion:
     and otherwise *undecided*. ``margin`` is the smallest difference that would matter, in the metric's unit.
     """
 
-    name: str = Field(description="in the table of verdicts")
-    left: str = Field(description="contender@point")
-    right: str = Field(description="contender@point, that it is held against")
+    name: str = Field(description="its name in the table of verdicts")
+    left: str = Field(description="a cell, as contender@point")
+    right: str = Field(description="the cell that it is compared with, as contender@point")
     expect: Literal["above", "not_above"] = Field(
-        default="above", description="whether left is to be better than right, or not"
+        default="above", description="what is expected: that left is better than right, or that it is not"
     )
     margin: float = Field(
         default=0.0, ge=0, description="the smallest difference that would matter, in the metric's unit"
     )
-    level: float = Field(default=0.95, gt=0, lt=1, description="of the interval")
+    level: float = Field(default=0.95, gt=0, lt=1, description="confidence level of the interval")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Claim:
     """A sentence that may be stated if all of its criteria are met, and its denial, if one is met the other way."""
 
-    text: str = Field(description="printed where all of its criteria are met")
-    denial: str = Field(description="printed where one of them is met the other way")
-    criteria: tuple[str, ...] = Field(min_length=1, description="by name")
+    text: str = Field(description="the claim; printed if all of its criteria are met")
+    denial: str = Field(description="the denial; printed if one of them is met the other way")
+    criteria: tuple[str, ...] = Field(min_length=1, description="names of the criteria that it rests on")
 
     @property
     def sentence(self) -> str:
@@ -153,29 +170,35 @@ class Cell:
 class Study:
     """A declaration. Its ``settings`` are applied first, then those of the contender, its point and its variant."""
 
-    name: str = Field(max_length=100, pattern=_FOLDERS, description="after which the folders are called")
-    question: str = Field(description="what it is to answer")
+    name: str = Field(max_length=100, pattern=_FOLDERS, description="its name, also that of its folders")
+    question: str = Field(description="the question that it is to answer")
     recipe: str = Field(description="a recipe's name, or a .yaml file beside this one")
-    data: str = Field(default="", description="by default the recipe's")
-    settings: Settings = Field(default_factory=dict, description="overrides of the recipe, of all runs")
-    metric: str = Field(default="top1", description="by which runs are chosen and scored, such as loss")
+    data: str = Field(default="", description="the data to train on; by default the recipe's")
+    settings: Settings = Field(default_factory=dict, description="overrides of the recipe in all runs")
+    metric: str = Field(default="top1", description="the metric by which runs are chosen and scored, such as loss")
     point: str = Field(default="blocks", description="what a point counts")
     tuning: Tuning = Field(description="how each contender's rate is chosen")
-    seeds: tuple[Seed, ...] = Field(min_length=2, description="of the final runs")
+    seeds: tuple[Seed, ...] = Field(min_length=2, description="seeds of the final runs")
     tuned_on: Literal["val"] = Field(default="val", description="the split that settings are chosen by")
-    scored_on: Literal["test"] = Field(default="test", description="once, at each final run's end")
+    scored_on: Literal["test"] = Field(
+        default="test", description="the split that each final run is scored on, once, at its end"
+    )
     macs_tolerance: float = Field(
-        default=0.03, gt=0, le=1, description="largest difference from the first contender at a point, relatively"
+        default=0.03,
+        gt=0,
+        le=1,
+        description="largest relative difference in multiply-accumulates from the first contender at a point",
     )
     flatness: Flatness = Field(default=Flatness(), description="when a run is long enough")
     contenders: tuple[Contender, ...] = Field(
-        min_length=1, description="the first is the one whose compute the others are to have"
+        min_length=1,
+        description="the models to compare; the first at a point is the one whose compute the others must have",
     )
     order: tuple[tuple[str, ...], ...] = Field(
-        default=(), description="groups of cells, the first first; what is not named comes last"
+        default=(), description="groups of cells in the order in which they run; cells that are not named come last"
     )
     criteria: tuple[Criterion, ...] = Field(default=(), description="which differences are judged, and how")
-    claims: tuple[Claim, ...] = Field(default=(), description="what may be stated of them")
+    claims: tuple[Claim, ...] = Field(default=(), description="the sentences that may be stated if criteria are met")
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -294,11 +317,11 @@ def _check(study: Study) -> None:
     if tuning.most_rates < len(rates):
         raise UserError(f"tuning.most_rates: got {tuning.most_rates}, expected {len(rates)} to 100")
     if len(set(study.seeds)) < len(study.seeds):
-        raise UserError(f"seeds: got {list(study.seeds)}, expected at least 2 that differ, for an interval")
+        raise UserError(f"seeds: got {list(study.seeds)}, expected at least 2 seeds, all distinct")
     _distinct("tuning.seeds", tuning.seeds)
     if shared := {*tuning.seeds} & {*study.seeds}:
         raise UserError(
-            f"seeds: got {min(shared)} among them, a seed of the tuning; expected others, which chose nothing"
+            f"seeds: got {min(shared)}, which is one of tuning.seeds too, expected seeds by which no rate is chosen"
         )
     _check_settings("settings", study.settings)
     _distinct("contenders", [contender.name for contender in study.contenders])

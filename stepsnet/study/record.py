@@ -105,7 +105,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
         is_scored = study.metric in vars(type(recipe)).get("scores", ())
         if not (is_scored and _is_worse_than_chance(loaded.summary, split)):
             given = ", ".join(metrics) or "none"
-            raise UserError(f"metric: {planned.name} has no {needed}, expected one of what it measured: {given}")
+            raise UserError(f"metric: {planned.name} has no {needed}, expected one of its metrics: {given}")
         metrics = {**metrics, needed: None}
     keys = dict.fromkeys((*_CURVE, f"val_{study.metric}", study.flatness.key))
     curve = [{key: _short(line[key]) for key in keys if key in line} for line in loaded.epochs.values()]

@@ -69,11 +69,11 @@ def render_study(study: Study, results: Results) -> str:
     name = find_metric(study.metric).name
     each = f", mean over {len(study.tuning.seeds)} seeds" if len(study.tuning.seeds) > 1 else ""
     note = (
-        "Mean ± sample standard deviation over the final seeds; how far the loss moved is that of the seed in which it "
-        f"moved most. {name[:1].upper()}{name[1:]} in tuning, held-out split, by rate{each}:"
+        "Mean ± sample standard deviation over the final seeds; the last column is of the seed whose loss moved most. "
+        f"{name[:1].upper()}{name[1:]} in tuning, on the held-out split, by rate{each}:"
     )
     tried = [f"- {line}" for line in _tried(study, rows)] or ["- none yet"]
-    lines = [f"{there} of {total} runs.", "", _cells_table(study, rows), "", note, "", *tried]
+    lines = [f"{there} of {total} runs have ended.", "", _cells_table(study, rows), "", note, "", *tried]
     outcome = judge_study(study, results)
     if study.criteria:
         lines += ["", _criteria_table(study, outcome.criteria)]
@@ -105,8 +105,8 @@ def _counted_anew(study: Study, results: Results) -> list[str]:
         if "macs" in record:
             found.setdefault((record["contender"], record["point"], record["variant"]), set()).add(record["macs"])
     return [
-        f"The runs of {study.contender(name).title} at {point} {study.point} record {count(min(macs))} and "
-        f"{count(max(macs))} MACs: they were counted anew, or the model was changed, while they went on."
+        f"The runs of {study.contender(name).title} at {point} {study.point} record {count(min(macs))} to "
+        f"{count(max(macs))} MACs: the way of counting, or the model, was changed while the study went on."
         for (name, point, _), macs in found.items()
         if len(macs) > 1
     ]
@@ -117,8 +117,8 @@ def _of_changed_modules(results: Results) -> list[str]:
     lines = []
     for module, versions in modules_of(results.values()).items():
         if len({*chain(*versions)}) > 1:
-            runs = ", ".join(f"{count} of {' and then '.join(of_run)}" for of_run, count in versions.items())
-            lines.append(f"The module {module} was changed while the study went on; its runs: {runs}.")
+            runs = ", ".join(f"{count} with {' and then '.join(of_run)}" for of_run, count in versions.items())
+            lines.append(f"The module {module} was changed while the study went on; runs: {runs}.")
     return lines
 
 
@@ -159,7 +159,9 @@ def on_other_machines(study: Study, results: Results) -> list[str]:
             unlike = sum(len({of(part) for record in pair for part in _parts(record)}) > 1 for pair in pairs)
             if unlike:
                 found.setdefault(what, []).append(f"{one.name} ({unlike} of {len(pairs)} pairs)")
-    return [f"\nPairs of two {what}, whose rounding differs: {'; '.join(names)}." for what, names in found.items()]
+    return [
+        f"\nPairs of runs from two {what}, whose rounding differs: {'; '.join(names)}." for what, names in found.items()
+    ]
 
 
 def _torch(part: Mapping[str, Any]) -> str:
@@ -184,7 +186,7 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for row in rows:
         rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip()
-        rate += f" ({'a variant at its edge' if row['variant'] else 'edge'})" * bool(row["at_edge"])
+        rate += f" ({'a variant is ' if row['variant'] else ''}at the edge of its grid)" * bool(row["at_edge"])
         scores = [_mean_std(row["test"], metric.spec), _mean_std(row["val"], metric.spec)]
         scores += [_mean_std(row["clean_loss"], ".3f"), *[_mean_std(row["clean_top1"], ".1f")] * with_top1]
         moved = "–" if row["moved"] is None else f"{row['moved']:.2%}"

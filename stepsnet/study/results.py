@@ -59,15 +59,15 @@ def read_record(file: Path, study: Study) -> dict[str, Any] | None:
     if not (isinstance(record, dict) and "study" in record and "run" in record):
         return None
     if record["study"] != study.name:
-        raise UserError(f"results: {file} is of the study {record['study']}, expected a folder for {study.name}")
+        raise UserError(f"results: {file} belongs to the study {record['study']}, expected results of {study.name}")
     for key, kind in (_NEEDED | _IF_THERE).items():
         if key in _IF_THERE and key not in record:
             continue
         if not isinstance(record.get(key), kind) or isinstance(record[key], bool):
             got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
-            raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
+            raise UserError(f"results: {file} has {got}, expected a record as a run of the study writes it")
     if wrong := _wrong_in(record):
-        raise UserError(f"results: {file} has {wrong}, expected a file as a run of the study leaves it")
+        raise UserError(f"results: {file} has {wrong}, expected a record as a run of the study writes it")
     for key, value in record.get("metrics", {}).items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not (is_number or value is None):
@@ -77,7 +77,7 @@ def read_record(file: Path, study: Study) -> dict[str, Any] | None:
         if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
             raise UserError(f"results: {file} has {key} {str(rules)[:40]!r}, expected a list of sentences")
     if file.stem != record["run"]:  # such as a copy: only one of the two would count
-        raise UserError(f"results: {file} holds the record of {record['run']}, expected {record['run']}.json")
+        raise UserError(f"results: {file} holds the record of {record['run']}, expected the name {record['run']}.json")
     record["settings"] |= dict.fromkeys(adamw_defaults_in(record["settings"]))  # older records state them
     return record
 
@@ -144,28 +144,32 @@ def check_records(study: Study, there: Mapping[str, Mapping[str, Any]], data: st
         ours, known = settings_of(recipe), public_settings(theirs)
         for key, value in public_settings(ours).items():
             if known.get(key, value) != value:
-                raise UserError(f"results: {name} was made with {key} {theirs[key]!r}, got {ours[key]!r}")
+                raise UserError(
+                    f"results: {name} was made with {key} {theirs[key]!r}, expected {ours[key]!r}, as the study says"
+                )
         if run.name != name:
             raise UserError(f"results: {name} holds the record of {run.name}, expected its own")
         if not is_planned(study, run, there):
             raise UserError(
-                f"results: {name} is of no rate or seed that the study declares; what has been run is not left out"
+                f"results: {name} has a rate or seed that the study does not declare: a run that has a result "
+                "cannot be left out"
             )
         now = study.tuning_of(cell)
         if (was := record.get("tuning", now)) != now:
             raise UserError(
-                f"results: {name} was started under the tuning {was}, got {now}; its test score is there, expected "
-                "another tuning in a study of another name"
+                f"results: {name} was started under the tuning {was}, but the study now declares {now}: its test score "
+                "is known, so another tuning needs a study of another name"
             )
         size = {key: record[key] for key in ("blocks", "params") if key in record}
         other, expected = sizes.setdefault((cell, run.variant), (name, size)) if size else (name, size)
         if size != expected:
-            raise UserError(f"results: {name} has {size}, {other} {expected}, expected runs of one model")
+            raise UserError(f"results: {name} has {size}, but {other} has {expected}, expected runs of one model")
         choice = choice_of(study, cell, there)
         if run.kind == "final" and choice and (run.variant, run.rate) != (choice.variant, choice.rate):
             chosen = f"{choice.variant} {choice.rate:g}".strip()
             raise UserError(
-                f"results: {name} is not at {chosen}, which tuning has chosen; what has been run is not left out"
+                f"results: {name} is not at {chosen}, which tuning has chosen: a run that has a result cannot be left "
+                "out"
             )
     _check_one_data_set(there, data)
 
@@ -183,14 +187,16 @@ def _check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | No
             continue
         expected = expected or record["data"]
         if without_place(record["data"]) != without_place(expected):
-            raise UserError(f"results: {run} was trained on {record['data']}, expected one data set, {expected}")
+            raise UserError(
+                f"results: {run} was trained on {record['data']}, expected one data set for all, {expected}"
+            )
         of_data = json.dumps([record["settings"].get(key) for key in OF_THE_DATA])
         size = {key: record[key] for key in OF_DATA_SIZE if key in record}
         if not size:  # the run diverged
             continue
         first, of = sizes.setdefault(of_data, (size, run))
         if size != first:
-            raise UserError(f"results: {run} was trained on {size}, {of} on {first}, expected one data set")
+            raise UserError(f"results: {run} was trained on {size}, but {of} on {first}, expected one data set for all")
 
 
 def modules_of(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[str, ...], int]]:

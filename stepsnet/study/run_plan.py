@@ -91,7 +91,8 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     except UserError as error:
         raise UserError(f"{planned.cell}: {error}") from None
     if not hasattr(recipe, "score_test"):
-        raise UserError(f"{planned.cell}: a recipe of {recipe.task} has no score_test, expected one that can be scored")
+        expected = "expected one whose runs can be scored on the test split"
+        raise UserError(f"{planned.cell}: got a recipe of {recipe.task}, which has no score_test, {expected}")
     changes: dict[str, Any] = {"lr": planned.rate, "seed": planned.seed, "score_test": planned.kind == "final"}
     if planned.kind == "tuning":
         length = study.tuning.length
@@ -145,8 +146,8 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
         off = macs / first_macs - 1
         if abs(off) > study.macs_tolerance and not study.contender(cell.contender).unequal:
             raise UserError(
-                f"{with_variant(cell, variant)}: got {macs / 1e6:.2f}M multiply-accumulates, {off:+.1%} of "
-                f"{first}'s, expected within {study.macs_tolerance:.0%} (or `unequal`, which says why)"
+                f"{with_variant(cell, variant)}: got {macs / 1e6:.2f}M multiply-accumulates, {off:+.1%} compared with "
+                f"{first}, expected at most ±{study.macs_tolerance:.0%} (or `unequal` with the reason)"
             )
     return found
 
@@ -168,7 +169,7 @@ def data_of(study: Study, data: str | None = None) -> str:
         found.setdefault(recipe_of(study, run, data).data, cell)
     if len(found) > 1:
         (first, of), (second, other) = list(found.items())[:2]
-        raise UserError(f"data: got {first} of {of} and {second} of {other}, expected one data set for all")
+        raise UserError(f"data: got {first} for {of} and {second} for {other}, expected one data set for all")
     (one,) = found
     if (whole := split_of(one)[0]) != one:
         raise UserError(f"data: got {one}, expected {whole}: a study is tuned on one split and scored on another")
@@ -188,7 +189,8 @@ def _check_names(study: Study) -> None:
     for run in runs:
         if (other := of_name.setdefault(run.name, run)) != run:
             raise UserError(
-                f"contenders: got {other.cell} and {run.cell} with runs named {run.name}, expected one each"
+                f"contenders: got {other.cell} and {run.cell}, which would both have a run named {run.name}, expected "
+                "names that keep them apart"
             )
 
 
@@ -215,7 +217,7 @@ def _check_differences(study: Study) -> None:
             for other, of_variant, theirs in others:
                 if recipe == theirs:
                     both = f"{with_variant(other, of_variant)} and {with_variant(cell, variant)}"
-                    raise UserError(f"contenders: got the same settings of {both}, expected settings that differ")
+                    raise UserError(f"contenders: got the same settings for {both}, expected different ones")
             others.append((cell, variant, recipe))
     for others in at_point.values():
         first, _, expected = others[0]
@@ -224,8 +226,8 @@ def _check_differences(study: Study) -> None:
                 got, wanted = getattr(recipe, key, None), getattr(expected, key, None)
                 if got != wanted and not study.contender(cell.contender).unequal:
                     raise UserError(
-                        f"{cell}: got {key} {got}, where {first} has {wanted}, expected the same (or `unequal`, which "
-                        "says why)"
+                        f"{cell}: got {key} {got}, where {first} has {wanted}, expected the same (or `unequal` with "
+                        "the reason)"
                     )
 
 
@@ -240,14 +242,16 @@ def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
     """Raises UserError if the runs do not measure the metric or the loss that is declared."""
     given = vars(type(recipe)).get("scores", ())  # a type that derives from one of ours may be scored by others
     if given and study.metric not in given:
-        raise UserError(f"metric: got {study.metric!r} of {cell}, {recipe.task}, expected one of {', '.join(given)}")
+        raise UserError(
+            f"metric: got {study.metric!r} for {cell}, a recipe of {recipe.task}, expected one of {', '.join(given)}"
+        )
     assert study.flatness.parts is not None  # checked before
     split, metric = study.flatness.parts
     if split == "train_clean" and not getattr(recipe, "clean_samples", 0):
         reason = "has clean_samples 0, expected at least 1"
         if not hasattr(recipe, "clean_samples"):
             reason = f"is of {recipe.task}, which scores no clean samples; expected train_loss or val_loss"
-        raise UserError(f"flatness.key: got {study.flatness.key}, and {cell} {reason}")
+        raise UserError(f"flatness.key: got {study.flatness.key}, but {cell} {reason}")
     if given and metric not in (given if split == "val" else ("loss", *given[:1])):
         raise UserError(f"flatness.key: got {study.flatness.key}, which the runs of {cell} do not measure")
 
@@ -259,7 +263,7 @@ def _check_lowest_rate(study: Study, cell: Cell, recipe: Recipe) -> None:
     try:
         check_rates(dataclasses.replace(recipe, lr=lowest))
     except UserError as error:
-        raise UserError(f"{cell}: {error}, the lowest rate that the grid may grow to") from None
+        raise UserError(f"{cell}: {error} (the lowest rate that the grid may grow to)") from None
 
 
 def due(study: Study, results: Mapping[str, Mapping[str, Any]], cells: Sequence[Cell] | None = None) -> list[Planned]:

@@ -118,7 +118,7 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
     missing = sum(len(study.seeds) - len(found) for found in (left, right))
     if missing:
         there, all_of = 2 * len(study.seeds) - missing, 2 * len(study.seeds)
-        return Judged(criterion.name, "not yet", reason=f"{there} of {all_of} final runs are there")
+        return Judged(criterion.name, "not yet", reason=f"{there} of {all_of} final runs have ended")
     key, sign = f"{study.scored_on}_{study.metric}", 1 if higher_is_better(study.metric) else -1
     values = [[found[seed].get("metrics", {}).get(key) for seed in study.seeds] for found in (left, right)]
     for cell, found, column in zip(cells, (left, right), values):
@@ -145,7 +145,7 @@ def _verdict(criterion: Criterion, low: float, high: float) -> Verdict:
 def _declared_late(study: Study, criterion: Criterion, finals: Sequence[Mapping[int, Any]]) -> str:
     """Say so if final runs of both sides do not know the criterion: their difference could be seen before it."""
     late = _unaware(finals, "criteria", study.rule(criterion))
-    return f"declared, changed or given seeds when {late} of its final runs had begun" if late else ""
+    return f"declared, changed or given other seeds after {late} of its final runs had begun" if late else ""
 
 
 def _unaware(finals: Sequence[Mapping[int, Any]], key: str, rule: str) -> int:
@@ -167,7 +167,7 @@ def _seen_before(study: Study, claim: Claim, results: Results, key: str, rule: s
 def _claimed_late(study: Study, claim: Claim, results: Results) -> str:
     """Say so if a verdict of one of its criteria could be seen before the claim was made of these criteria."""
     seen = _seen_before(study, claim, results, "claims", study.rule_of_claim(claim))
-    return f"declared or changed when {seen[1]} final runs of {seen[0]} had begun" if seen else ""
+    return f"declared or changed after {seen[1]} final runs of {seen[0]} had begun" if seen else ""
 
 
 def unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
@@ -181,7 +181,7 @@ def unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, A
         for seed, record in found.items():
             moved = flatness_of(study, record)
             if moved is None:
-                return f"{cell} has no {study.flatness.key} to see by that seed {seed} was long enough"
+                return f"{cell} has no {study.flatness.key} that would show whether seed {seed} was trained long enough"
             if moved >= study.flatness.within:
                 of_clean = study.flatness.key == "train_clean_loss"
                 loss = "the clean training loss" if of_clean else metric_label(study.flatness.key)
@@ -204,7 +204,7 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
     if reason := _too_lenient(study, claim) or _claimed_late(study, claim, results):
         return Said("undecided", f"Nothing is claimed: {reason}.")
     worded_late = _seen_before(study, claim, results, "sentences", claim.sentence)
-    anew = " (Worded anew when final runs had begun.)" if worded_late else ""
+    anew = " (Reworded after final runs had begun.)" if worded_late else ""
     if against:
         excluded = "; ".join(_what_is_excluded(study, one) for one in against)
         return Said("against", f"{claim.denial} (Ruled out: {excluded}.){anew}")
@@ -212,7 +212,7 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
     if open_ones:
         return Said("undecided", f"Nothing is claimed; undecided: {_quoted(open_ones)}.")
     lenient = [one for one in study.criteria if one.name in claim.criteria and one.expect == "not_above"]
-    left_open = "; ".join(f"{_quoted([one.name])} by less than {_margin(study, one)}" for one in lenient)
+    left_open = "; ".join(f"{_quoted([one.name])} of less than {_margin(study, one)}" for one in lenient)
     return Said("for", claim.text + (f" (Not ruled out: a difference in {left_open}.)" if left_open else "") + anew)
 
 
@@ -235,7 +235,9 @@ def _quoted(names: Sequence[str]) -> str:
 def cannot_be_made(study: Study) -> list[str]:
     """A line for each claim that this study can neither make nor deny, whatever its runs show."""
     reasons = ((claim, _too_lenient(study, claim)) for claim in study.claims)
-    return [f"claims: nothing will be claimed of {claim.text!r}: {reason}" for claim, reason in reasons if reason]
+    return [
+        f"claims: {claim.text!r} will be neither claimed nor denied: {reason}" for claim, reason in reasons if reason
+    ]
 
 
 def _too_lenient(study: Study, claim: Claim) -> str:
@@ -244,10 +246,10 @@ def _too_lenient(study: Study, claim: Claim) -> str:
     if len(study.seeds) < LEAST_SEEDS:
         return f"{len(study.seeds)} seeds, expected at least {LEAST_SEEDS}"
     if flat.key != CLEAN_LOSS:
-        return f"runs are long enough by {flat.key}, expected {CLEAN_LOSS}"
+        return f"runs are judged long enough by {flat.key}, expected {CLEAN_LOSS}"
     if flat.within > MOST_CHANGE or flat.share < LEAST_SHARE:
         got = f"runs may change by {percent(flat.within)} over their last {percent(flat.share)}"
-        return f"{got}, expected at most {percent(MOST_CHANGE)} over {percent(LEAST_SHARE)}"
+        return f"{got}, expected at most {percent(MOST_CHANGE)} over at least {percent(LEAST_SHARE)}"
     level = min(criterion.level for criterion in study.criteria if criterion.name in claim.criteria)
     return f"an interval of {percent(level)}, expected at least {percent(LEAST_LEVEL)}" if level < LEAST_LEVEL else ""
 

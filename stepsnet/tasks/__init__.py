@@ -130,7 +130,7 @@ def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
     inputs.check(recipe)
     if apply := _function(recipe, "predict"):
         return apply(run, recipe, inputs)
-    raise UserError(f"predict: {run} is a run of {recipe.task}, whose module registers no function for it")
+    raise UserError(f"predict: {run} is a run of {recipe.task}, whose module registers no function to predict")
 
 
 def publish(run: Path, recipe: Recipe, folder: Path) -> Publication:
@@ -141,7 +141,7 @@ def publish(run: Path, recipe: Recipe, folder: Path) -> Publication:
     """
     if write := _function(recipe, "publish"):
         return write(run, recipe, folder)
-    raise UserError(f"push: {run} is a run of {recipe.task}, whose module registers no function for it")
+    raise UserError(f"push: {run} is a run of {recipe.task}, whose module registers no function to publish")
 
 
 def describe_deployment(run: Path, recipe: Recipe, model: nn.Module) -> Deployment:
@@ -197,7 +197,7 @@ def register_task(
         raise ValueError(f"register_task: got {name!r}, expected a name that is not one of stepsnet's own tasks")
     for metric in metrics:
         if METRICS.get(metric.key, metric) != metric:
-            raise ValueError(f"register_task: the metric {metric.key!r} is there already, as {METRICS[metric.key]}")
+            raise ValueError(f"register_task: the metric {metric.key!r} is already registered as {METRICS[metric.key]}")
     RECIPE_TYPES[name] = recipe_type
     METRICS.update({metric.key: metric for metric in metrics})
     _registered[name] = {

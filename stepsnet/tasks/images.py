@@ -175,7 +175,7 @@ def shape_of(image: Image.Image) -> tuple[int, int, int]:
         UserError: it is not an image; a user's function may return something else.
     """
     if not isinstance(image, Image.Image):
-        raise UserError(f"data: got {type(image).__name__} from read, expected one of Pillow's images")
+        raise UserError(f"data: got {type(image).__name__} from read, expected a Pillow image")
     width, height = image.size
     if orientation_of(image) in (5, 6, 7, 8):  # on its side
         width, height = height, width
@@ -251,9 +251,7 @@ def as_image(given: Any) -> Path | Image.Image:
     if isinstance(given, Image.Image):
         raise UserError(f"predict: got an image of {given.width} × {given.height} pixels, expected some pixels")
     if not isinstance(given, (np.ndarray, Tensor)):
-        raise UserError(
-            f"predict: got a {type(given).__name__}, expected a path, an image of Pillow's, array or tensor"
-        )
+        raise UserError(f"predict: got a {type(given).__name__}, expected a path, a Pillow image, an array or a tensor")
     shape, kind = tuple(given.shape), given.dtype
     if isinstance(given, Tensor):
         given = given.float() if given.dtype == torch.bfloat16 else given  # which NumPy does not have
@@ -336,7 +334,7 @@ def pixels_allowed() -> Iterator[int]:
 def _check_pixels(size: tuple[int, int], most: int) -> None:
     if size[0] * size[1] > most:
         raise UnreadableImage(
-            f"it has {size[0]} × {size[1]} pixels, expected at most {most:,}; {MAX_PIXELS} allows more"
+            f"it has {size[0]} × {size[1]} pixels, expected at most {most:,}; set {MAX_PIXELS} to allow more"
         )
 
 
@@ -345,7 +343,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, Image.UnidentifiedImageError):
         return "cannot identify image file"
     if isinstance(error, Image.DecompressionBombError):  # Pillow's plugins and Image.open check before we do
-        return f"{str(error).partition(',')[0]}; {MAX_PIXELS} allows more"
+        return f"{str(error).partition(',')[0]}; set {MAX_PIXELS} to allow more"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()).split(" '")[0].split(":")[0]

@@ -111,7 +111,7 @@ def _naming_what_failed(batches: Iterator[Any]) -> Iterator[Any]:
             ) from error
         if "DataLoader worker" in said and ("exited unexpectedly" in said or "killed by signal" in said):
             raise UserError(
-                "workers: a process that loads data was killed, perhaps for lack of memory, expected fewer "
+                "workers: a process that loads data was killed, perhaps for lack of memory, expected fewer of them "
                 f"({said[:150]})"
             ) from error
         raise

@@ -48,8 +48,8 @@ def on_weights(source: str, key: str, own: Normalization | None) -> list[str]:
     given = _seen_by(source) if own else None
     if own and given and not _are_close(given, own):
         lines.append(
-            f"{key}: the weights of {source} were trained on images with {given}, those of this run have {own}: the "
-            "same picture is another input to them"
+            f"{key}: the weights of {source} were trained on images normalized with {given}, but this run uses {own}: "
+            "the same picture is a different input to them"
         )
     return lines
 

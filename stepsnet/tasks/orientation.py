@@ -42,11 +42,11 @@ def on_turned(split: str, names: Sequence[str], fits: Sequence[Fit]) -> list[str
     unknown = [name for name, fit in zip(names, fits) if fit == "both"]
     if not unknown:
         return []
-    how = "as they are stored, as the others of the split that EXIF turns"
+    how = "as they are stored, like the other images of the split that EXIF turns"
     if not are_stored(fits)[fits.index("both")]:
-        how = "upright; where they are of the stored image, remove the orientation from the files"
+        how = "upright; if their annotations fit the stored images, remove the orientation from the files"
     which = f"{len(unknown)} of {len(names)} images of {split}, such as {unknown[0]},"
     return [
-        f"{which} are turned by their EXIF orientation, and their size does not tell of which image the annotations "
-        f"are: they are taken {how}"
+        f"{which} have an EXIF orientation, and their size does not tell whether the annotations fit the upright or "
+        f"the stored image: these images are read {how}"
     ]

@@ -77,7 +77,7 @@ class Outputs:
                 raise UserError(f"predict: {path} is an input, expected another folder for --out")
             if os.path.lexists(path) and not self.force and not self.own.has(path):
                 raise UserError(
-                    f"predict: {path} was not written by stepsnet, or was changed since, or is of an earlier version; "
+                    f"predict: {path} was not written by stepsnet, was changed since, or is from an earlier version; "
                     "--force replaces it"
                 )
         try:

@@ -73,7 +73,7 @@ class PredictInputs:
         for name, (option, task) in _TAKEN_BY.items():
             value = getattr(self, name)
             if recipe.task in tasks - {task} and value != getattr(PredictInputs, name):
-                raise UserError(f"{option}: got {value} with a run of {recipe.task}, expected it with one of {task}")
+                raise UserError(f"{option}: got {value} with a run of {recipe.task}, expected a run of {task}")
 
     @property
     def places(self) -> list[Path]:
@@ -92,7 +92,7 @@ class PredictInputs:
     def require_files(self, run: Path, recipe: Recipe) -> Sequence[File]:
         """The files. Raises UserError if a prompt is given instead."""
         if self.prompt is not None:
-            raise UserError(f"predict: {run} is a run of {recipe.task}, expected one of language for --prompt")
+            raise UserError(f"predict: {run} is a run of {recipe.task}, expected a run of language for --prompt")
         return self.files
 
     def readable(self, read: Callable[[Any], T]) -> PredictInputs:

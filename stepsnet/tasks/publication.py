@@ -47,8 +47,8 @@ def publish_run_folder(
     """
     if inner := next((one for one in recipe.model.args.values() if str(one).startswith("local-dir:")), None):
         raise UserError(
-            f"push: {recipe.model.name} was made of {inner}, a folder of this machine without which nobody can build "
-            "the model, expected a model with a name of timm's"
+            f"push: {recipe.model.name} was made from {inner}, a folder on this machine without which nobody can build "
+            "the model, expected it to be made from a model that timm knows by name"
         )
     read_json(run / classes_file, "run", list)  # before anything is written
     model = trained_model(run, recipe)

@@ -25,12 +25,12 @@ def on_classes(what: str, classes: Sequence[str], trained: np.ndarray, evaluated
     """
     lines = []
     if (never := (trained == 0) & (evaluated == 0)).any():
-        lines.append(f"no {what} of {_names(classes, never)} at all, for which the model has an output")
+        lines.append(f"no {what} of {_names(classes, never)} at all, though the model has an output for every class")
     if (unseen := (trained == 0) & (evaluated > 0)).any():
         count = evaluated[unseen].sum()
-        lines.append(f"no training {what} of {_names(classes, unseen)}, of which {count} are evaluated")
+        lines.append(f"no training {what} of {_names(classes, unseen)}, but {count} to evaluate")
     if (unscored := (trained > 0) & (evaluated == 0)).any():
-        lines.append(f"no evaluated {what} of {_names(classes, unscored)}: the metrics are of the other classes")
+        lines.append(f"no evaluated {what} of {_names(classes, unscored)}: the metrics cover only the other classes")
     return lines
 
 
@@ -42,7 +42,7 @@ def on_largest_class(classes: Sequence[str], trained: np.ndarray, evaluated: np.
     share, guessed = 100 * trained[largest] / total, 100 * evaluated[largest] / evaluated.sum()
     return [
         f"{share:.1f}% of the training images are of {classes[largest]}: "
-        f"to answer this always scores {guessed:.1f}% top-1 on the evaluated images"
+        f"always answering this scores {guessed:.1f}% top-1 on the evaluated images"
     ]
 
 
@@ -63,9 +63,9 @@ def on_order(source: str | Path, key: str, classes: Sequence[str]) -> list[str]:
         return []
     pairs = enumerate(zip(classes, of_timm))
     return [
-        f"{key}: {source} does not name its classes: its output {number} is taken for {ours}; if timm's train.py has "
-        f"trained it on these folders, this is {theirs} and others differ too, since timm orders numbers by their "
-        "value and ignores case"
+        f"{key}: {source} does not name its classes: its output {number} is taken to be class {ours}; if timm's "
+        f"train.py trained it on these folders, that output is class {theirs}, and others differ too, since timm sorts "
+        "numbers by value and ignores case"
         for number, (ours, theirs) in pairs
         if ours != theirs
     ][:1]
@@ -75,7 +75,7 @@ def on_scored(what: str, classes: Sequence[str], evaluated: np.ndarray, scored: 
     """A line that says how many of the evaluated samples the metrics cover, and which classes they miss entirely."""
     lost = (evaluated > 0) & (scored == 0)
     none_of = f", none of them of {_names(classes, lost)}" if lost.any() else ""
-    return f"the metrics are of {scored.sum()} of the {evaluated.sum()} {what} to evaluate{none_of}"
+    return f"the metrics cover {scored.sum()} of the {evaluated.sum()} {what} to evaluate{none_of}"
 
 
 def _names(classes: Sequence[str], chosen: np.ndarray) -> str:

@@ -46,8 +46,8 @@ def divided_for(recipe: R, data: str | None) -> tuple[R, list[str]]:
     if holdout is None or name == trained_on:
         return recipe, []
     if _is_moved(trained_on, name):
-        return recipe, [f"{name} is taken for {trained_on}, and {holdout} of its training images or text is held out"]
-    said = f"{name} is divided as it comes: holdout {holdout} is of {trained_on}"
+        return recipe, [f"{name} is taken to be {trained_on} in a new place: holdout {holdout} applies to it too"]
+    said = f"{name} keeps its own splits: holdout {holdout} applies only to {trained_on}"
     return dataclasses.replace(recipe, holdout=None), [said]  # type: ignore[call-arg]
 
 
@@ -78,7 +78,7 @@ def require_split(data: str, split: str, known: Iterable[str]) -> None:
     """Raises UserError if the data have no such split."""
     known = list(known)
     if split not in known:
-        held_out = "; a recipe with holdout leaves val for @test" if split == "test" else ""
+        held_out = "; with holdout in the recipe, val becomes the test split" if split == "test" else ""
         raise UserError(f"data: {data} has no split {split!r}, expected one of {', '.join(known)}{held_out}")
 
 

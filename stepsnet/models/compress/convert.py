@@ -115,22 +115,26 @@ def _plan(parts: StreamParts, steps: Any, plan: Mapping[str, Any] | StepPlan | N
     blocks, width, unit = len(parts.blocks), parts.width, _unit(parts)
     if plan is None:
         if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= blocks:
-            raise UserError(f"steps: got {str(steps)[:40]}, expected 1 to the {blocks} blocks of the model")
+            raise UserError(f"steps: got {str(steps)[:40]}, expected 1 to {blocks}, the model's number of blocks")
         narrower = (unit * max(1, round(width / math.sqrt(2) ** k / unit)) for k in range(steps - 1, 0, -1))
         widths = (*narrower, width)
         if len(set(widths)) < steps:
             raise UserError(
-                f"steps: got {steps} of a width of {width} in heads of {unit}, expected fewer: widths would be {widths}"
+                f"steps: got {steps} for width {width} in multiples of {unit}, expected fewer: the widths would be "
+                f"{widths}"
             )
         each = blocks // steps
         return _with_heads(parts, widths, (*[each] * (steps - 1), blocks - each * (steps - 1)))
     widths, depths, given = read_plan(plan)
     if list(widths) != sorted(set(widths)) or widths[-1] != width:
-        raise UserError(f"plan: widths: got {widths}, expected increasing ones up to the model's {width}")
+        raise UserError(f"plan: widths: got {widths}, expected increasing widths up to the model's {width}")
     if sum(depths) != blocks or not depths[-1]:
-        raise UserError(f"plan: depths: got {depths}, expected {blocks} in all, the model's blocks, some in the last")
+        raise UserError(
+            f"plan: depths: got {depths}, expected a sum of {blocks}, the model's number of blocks, and at least one "
+            "in the last step"
+        )
     if wrong := next((c for c in widths[:-1] if c % unit), None):
-        raise UserError(f"plan: widths: got {wrong}, expected a multiple of {unit}, so that heads are cut as a whole")
+        raise UserError(f"plan: widths: got {wrong}, expected a multiple of {unit}, so that heads stay whole")
     chosen = _with_heads(parts, widths, depths)
     if given not in (None, chosen["num_heads"]):
         raise UserError(f"plan: num_heads: got {given}, expected {chosen['num_heads']}: heads keep their size")

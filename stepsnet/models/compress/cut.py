@@ -52,7 +52,9 @@ def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: in
         if name.rpartition(".")[0] in filled:
             continue
         if name not in theirs or parameter.shape != theirs[name].shape:
-            raise UserError(f"compress: {name} of {type(whole).__name__}: got a part whose channels are not known")
+            raise UserError(
+                f"compress: {name} of {type(whole).__name__}: got a parameter that compress does not know how to cut"
+            )
         parameter.copy_(theirs[name])  # of one head's size, such as a norm of queries
 
 

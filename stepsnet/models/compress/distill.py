@@ -67,7 +67,7 @@ class Compressed:
         with _watching(self._ends[0]) as found:
             output = run(self.model, inputs)
         if len(found) != len(targets):
-            raise UserError("stream_loss: the model's blocks are not seen, expected a model that is not compiled yet")
+            raise UserError("stream_loss: the model's blocks cannot be read, expected a model that is not compiled yet")
         errors = [(y - t).square().sum() / t.square().sum() for y, t in zip(found, targets)]
         loss = torch.stack(errors).mean()
         return loss + output.flatten()[:0].sum() if isinstance(self.model, DistributedDataParallel) else loss
@@ -87,10 +87,13 @@ class Compressed:
             theirs = precise(run(self.teacher, inputs))
         ours = precise(run(self.model, inputs))
         if labels.shape != ours.shape[:-1] or labels.is_floating_point():
-            raise UserError(f"labels: got {tuple(labels.shape)}, expected whole numbers {tuple(ours.shape[:-1])}")
+            raise UserError(
+                f"labels: got {labels.dtype} of shape {tuple(labels.shape)}, expected whole numbers of shape "
+                f"{tuple(ours.shape[:-1])}"
+            )
         counted = labels != _IGNORED
         if not counted.any():
-            raise UserError(f"labels: got {_IGNORED} alone, expected some that count")
+            raise UserError(f"labels: got only {_IGNORED}, expected at least one that counts")
         ours, theirs, labels = ours[counted], theirs[counted], labels[counted]
         divergence = F.kl_div(
             F.log_softmax(ours, -1), F.log_softmax(theirs, -1), reduction="batchmean", log_target=True

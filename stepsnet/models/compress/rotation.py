@@ -87,15 +87,18 @@ def watch(model: Any, parts: StreamParts, calibration: Any) -> Statistics:
                 run(model, batch.to(device))
             except Exception as error:  # a model may raise anything for inputs that are not its own
                 said = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise UserError(f"calibration: the model does not take {tuple(batch.shape)}: {said}") from error
+                shape = tuple(batch.shape)
+                raise UserError(f"calibration: the model does not take inputs of shape {shape}: {said}") from error
     finally:
         for handle in (handle for block in watched for one in block for handle in one.hooks):
             handle.remove()
     if not seen:
-        raise UserError("calibration: got no inputs, expected some thousand")
+        raise UserError("calibration: got no inputs, expected a few thousand images or about ten thousand tokens")
     moments = [torch.stack([one.moment() for one in block]).sum(0) for block in watched]
     if not all(moment.isfinite().all() for moment in moments):
-        raise UserError("calibration: got outputs that are not finite, expected a trained model and its inputs")
+        raise UserError(
+            "calibration: the model's outputs are not finite, expected a trained model and inputs as in training"
+        )
     return Statistics(moments, [[one.sums["inner"] for one in block] for block in watched])
 
 

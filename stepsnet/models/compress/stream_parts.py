@@ -70,11 +70,11 @@ def branches(block: nn.Module) -> Sequence[BranchParts]:
         )
     for one in parts:
         if path := misses_linear(block, one):
-            raise UserError(f"compress: {path} of {type(block).__name__} is no linear layer, expected one")
+            raise UserError(f"compress: {path} of {type(block).__name__} is not a linear layer, expected one")
     known = {path for one in parts for path in linear_paths(one)}
     others = [path for path, part in block.named_modules() if isinstance(part, nn.Linear) and path not in known]
     if others:  # such as the gate of an attention, which reads the stream too
-        raise UserError(f"compress: {others[0]} of {type(block).__name__}: got a layer that is not known to compress")
+        raise UserError(f"compress: {others[0]} of {type(block).__name__}: got a layer that compress does not know")
     return parts
 
 
@@ -92,10 +92,13 @@ def _parts_of_vit(model: Any) -> StreamParts:
         raise UserError(f"compress: {type(model).__name__}.{name}: got a method of its own, expected timm's")
     if model.global_pool not in ("", "avg", "token"):
         raise UserError(
-            f"compress: global_pool: got {model.global_pool!r}, which no rotation passes, expected avg or token"
+            f"compress: global_pool: got {model.global_pool!r}, which depends on how the stream is rotated, expected "
+            "avg or token"
         )
     if not isinstance(model.patch_drop, nn.Identity):
-        raise UserError("compress: patch_drop_rate: got a model that drops patches, expected 0: its teacher sees all")
+        raise UserError(
+            "compress: patch_drop_rate: got a model that drops patches, expected 0: the teacher sees all patches"
+        )
     names = [name for name in ("norm", "fc_norm") if not isinstance(getattr(model, name), nn.Identity)]
     if not names:
         raise UserError(f"compress: {type(model).__name__} has no norm in front of its head, expected one")
@@ -103,8 +106,8 @@ def _parts_of_vit(model: Any) -> StreamParts:
     others = [name for name, _ in model.named_parameters() if name not in _ADDED and not name.startswith(known)]
     if others or len(names) != 1:
         raise UserError(
-            f"compress: {type(model).__name__}.{others[0] if others else 'norm'}: got a part that is not known, "
-            "expected patches, learned positions, tokens, blocks, one norm and a linear head"
+            f"compress: {type(model).__name__}.{others[0] if others else 'norm'}: got an unknown part, expected "
+            "only patches, learned positions, tokens, blocks, one norm and a linear head"
         )
     if not isinstance(model.head, nn.Linear):
         raise UserError(f"compress: {type(model).__name__}.head: got {type(model.head).__name__}, expected Linear")
@@ -168,8 +171,8 @@ def _fold(owner: Any, name: str, layers: list[nn.Linear]) -> None:
         if bias is not None:
             if layer.bias is None:
                 raise UserError(
-                    f"compress: a linear layer behind {name} of {type(owner).__name__} has no bias, expected one that "
-                    "takes the norm's"
+                    f"compress: a linear layer after {name} of {type(owner).__name__} has no bias, expected one, to "
+                    "which the norm's bias can be added"
                 )
             layer.bias.add_(layer.weight @ bias)
         layer.weight.mul_(gain)

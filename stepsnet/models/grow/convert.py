@@ -79,7 +79,7 @@ def grow(
 def _check_options(model: Any, steps: Any, plan: Any, round_to: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(f"grow: got {str(model)[:40]!r}, expected a model with its weights")
-    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 2):
         raise UserError(f"steps: got {repr(steps)[:40]}, expected a whole number of at least 2")
     check_round_to(round_to)
     check_plan(plan)

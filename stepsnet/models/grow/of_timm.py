@@ -70,12 +70,14 @@ def _check_parts(model: VisionTransformer) -> None:
         raise UserError(f"grow: {type(model).__name__}.{name}: got a method of its own, expected timm's")
     if not isinstance(model.head, nn.Linear):
         kind = type(model.head).__name__
-        raise UserError(f"grow: {type(model).__name__}.head: got {kind}, expected a Linear: channels grow")
+        raise UserError(
+            f"grow: {type(model).__name__}.head: got {kind}, expected a Linear, which can read more channels"
+        )
     known = tuple(f"{name}." for name in ("patch_embed.proj", *_NORMS, *_HEADS, "blocks"))
     others = [name for name, _ in model.named_parameters() if name not in _DRAWN and not name.startswith(known)]
     if others:
         raise UserError(
-            f"grow: {type(model).__name__}.{others[0]}: got a part that is not known to grow, expected patches, "
+            f"grow: {type(model).__name__}.{others[0]}: got a part that grow does not know, expected only patches, "
             "learned positions, tokens, norms, blocks and a linear head"
         )
 
@@ -100,7 +102,7 @@ def _container_of(model: Any) -> tuple[Container, ContainerPlan]:
         raise UserError(f"grow: {type(model).__name__}.blocks: {error}") from error
     widest = max((i for i in range(len(widths)) if depths[i]), key=lambda i: widths[i])
     if widths[widest] != max(widths):
-        raise UserError(f"grow: depths: got {tuple(depths)}, expected blocks in the widest step, {max(widths)}")
+        raise UserError(f"grow: depths: got {tuple(depths)}, expected at least one in the widest step, {max(widths)}")
     of_widest = blocks[firsts[widest] : firsts[widest] + depths[widest]]
     container = Container("blocks", of_widest, adapter, 0, max(widths), -1, Example())
     return container, ContainerPlan(tuple(widths), tuple(depths), heads)

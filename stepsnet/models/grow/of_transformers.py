@@ -55,7 +55,7 @@ def _family_of(model: Any) -> Family:
     if isinstance(model.config, StepsTransformerConfig):
         if model.config.residual != "plain":
             raise UserError(
-                f"grow: residual: got {model.config.residual!r}, expected plain, in which new layers are silent"
+                f"grow: residual: got {model.config.residual!r}, expected plain, where new layers start without effect"
             )
         name = "llama"
     if name not in _GROWING:
@@ -78,7 +78,7 @@ def _container_of(model: Any, family: Family) -> tuple[Container, ContainerPlan]
     check_outside(check_layers(model, layers, family.layers, "grow"), model, path, "grow")
     if not _heads(model):
         name = type(model).__name__
-        raise UserError(f"grow: {name}: got no head, expected one that reads the channels, as LlamaForCausalLM has it")
+        raise UserError(f"grow: {name}: got no head, expected a model with one, such as LlamaForCausalLM")
     widths = tuple(getattr(config, "widths", None) or [config.hidden_size])
     depths = tuple(getattr(config, "depths", None) or [len(layers)])
     heads = tuple(_per_step(config, "num_attention_heads"))

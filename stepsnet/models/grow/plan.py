@@ -39,7 +39,9 @@ def plan_growth(
     """
     if plan is not None:
         if round_to != "heads":
-            raise UserError("round_to: got it beside a plan, which takes the place of the search, expected one of them")
+            raise UserError(
+                "round_to: got it together with a plan, which replaces the search, expected only one of them"
+            )
         return _given(container, old, plan, steps)
     steps = len(old.widths) + 1 if steps is None else steps
     if steps <= len(old.widths):
@@ -77,7 +79,9 @@ def _wider_widths(container: Container, more: int, round_to: RoundTo) -> list[in
         unit = _unit(container, exact, round_to)
         widths.append(unit * round(exact / unit))
     if more > _MOST_STEPS or widths != sorted(set(widths)) or widths[-1] > MOST_CHANNELS:
-        raise ValueError(f"steps: got {more} more than width {width} allows: they would be {widths[1:6]}")
+        raise ValueError(
+            f"steps: got {more} new ones, which do not fit above width {width}: widths would be {widths[1:6]}"
+        )
     return widths[1:]
 
 
@@ -92,7 +96,7 @@ def _given(
         wider = widths[count:]
         for before, width in zip((max(old.widths), *wider), wider):
             if width <= before:
-                raise ValueError(f"widths: got {width} behind {before}, expected a wider one: a network grows by width")
+                raise ValueError(f"widths: got {width} after {before}, expected a wider one: each new step is wider")
         if not wider or (steps is not None and steps != len(widths)):
             expected = f"{steps} steps" if steps is not None else "at least one more"
             raise ValueError(f"widths: got {widths}, expected {expected}; the first are the model's {old.widths}")

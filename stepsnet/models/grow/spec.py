@@ -91,7 +91,7 @@ def _finished(folder: Path, task: str | None) -> Recipe:
     source = read_run_recipe(folder)
     if not has_ended(folder):
         raise UserError(
-            f"{_KEY}.model: {folder} has not ended, expected a finished run; `stepsnet resume {folder}` goes on with it"
+            f"{_KEY}.model: {folder} has not ended, expected a finished run; `stepsnet resume {folder}` continues it"
         )
     if task is not None and source.task != task:
         raise UserError(f"{_KEY}.model: {folder} is a run of {source.task}, expected one of {task}")
@@ -130,7 +130,7 @@ def start_grown(model: nn.Module, recipe: Recipe) -> list[str]:
         before = _before(recipe.model)
     takes_all = Path(source).is_dir() or hasattr(before, "config")
     # from a file only what fits is taken: a head for other classes is drawn anew, and positions may be resized
-    those = source if takes_all else f"the network that grows, with what fits of {source}"
+    those = source if takes_all else f"the network before it grew, with what fits of {source}"
     lines = [f"grown from {source}: {_described(model)}; at the start its outputs are those of {those}"]
     if is_meta:
         if Path(source).is_dir():

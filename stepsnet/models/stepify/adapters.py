@@ -103,9 +103,11 @@ def register_block(
             return None
         number = get_path(block, heads) if has_path(block, heads) else None
         if not isinstance(number, int):
-            there = f"got {number!r} there" if has_path(block, heads) else "there is no such attribute"
+            there = f"got {number!r}" if has_path(block, heads) else "there is no such attribute"
             name = type(block).__name__
-            raise UserError(f"register_block: heads={heads!r}: {there} in {name}, expected its number of heads")
+            raise UserError(
+                f"register_block: heads={heads!r}: {there} in {name}, expected the path of its number of heads"
+            )
         return number
 
     ADAPTERS[block_class] = BlockAdapter(rebuild, num_heads=of_block, dim=dim)
@@ -140,7 +142,7 @@ def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | No
         raise UserError(f"{where}: {error}") from error
     except OF_MODULES as error:
         groups = max((one.num_groups for one in block.modules() if isinstance(one, nn.GroupNorm)), default=1)
-        hint = f"; its groups divide the multiples of {groups}, which round_to={groups} gives" if width % groups else ""
+        hint = f"; its GroupNorm needs a multiple of {groups}, see round_to={groups}" if width % groups else ""
         raise UserError(f"{where}: {type(block).__name__} at width {width}: {in_a_line(error)}{hint}") from error
     if not isinstance(new, nn.Module):
         raise UserError(

@@ -24,7 +24,7 @@ from .watch import BlockUses, has_shortcut
 
 __all__ = ["Container", "find_containers", "trace_blocks"]
 
-TEN_LINES = "stepsnet.register_block(%s, rebuild), with a function rebuild(block, width, heads), teaches it"
+TEN_LINES = "stepsnet.register_block(%s, rebuild) adds an adapter, with a function rebuild(block, width, heads)"
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         if refused:
             raise UserError(f"stepify: {max(refused)[-1]}")  # of the candidate nearest to a StepsNet's container
         raise UserError(
-            f"stepify: {type(model).__name__} has no container of like blocks, expected an nn.Sequential or "
-            "nn.ModuleList of residual blocks of one class that keep the shape of their input"
+            f"stepify: {type(model).__name__} has no container of blocks of one kind, expected an "
+            "nn.Sequential or nn.ModuleList of residual blocks of one class that keep the shape of their input"
         )
     return [replace(one, stage=stage) for one, stage in zip(found, _stages_of(found, list(seen.candidates)))]
 
@@ -141,7 +141,7 @@ class _Seen:
             return None
         lead = keeping[0]
         if beside := [i for i, block in enumerate(blocks) if block in self.uses.beside]:
-            return f"{path}.{beside[0]} gets what another block of {path} got, expected blocks in a row"
+            return f"{path}.{beside[0]} gets the same input as another block of {path}, expected blocks in a row"
         first = self.calls[blocks[lead]]
         dim = channel_dim(blocks[lead], first.shape_in)
         originals, changing = [self.original[block] for block in blocks], {*range(lead, len(blocks))} - {*keeping}
@@ -155,12 +155,12 @@ class _Seen:
         kind = f"{path}.{lead} ({type(blocks[lead]).__name__})"
         self._check_stream(kind, blocks)
         if not has_shortcut(blocks[lead], first.args, first.kwargs):
-            return f"{kind} multiplies all its input with weights, expected blocks that return x + F(x)"
+            return f"{kind} multiplies its whole input by weights, expected blocks that return x + F(x)"
         if changed := [i for i in range(lead + 1, len(blocks)) if blocks[i] in self.uses.changed]:
             return (
-                f"{path}.{changed[0]} ({type(blocks[lead]).__name__}) gets another stream than the block before it "
-                f"returns, and in steps the channels that wait would change too; expected blocks in a row, with what "
-                f"{self.name} does between them inside of the blocks"
+                f"{path}.{changed[0]} ({type(blocks[lead]).__name__}) does not get what the block before it returns: "
+                "in steps, a change in between would reach the channels that wait, too; expected blocks in a row, with "
+                f"what {self.name} does between them moved into the blocks"
             )
         read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in self.uses.read)
         call = Example(first.args, first.kwargs)
@@ -170,7 +170,7 @@ class _Seen:
         """Raises UserError if a block writes into its input, or the model adds a block's input to its output."""
         if self.uses.written.intersection(blocks):
             raise UserError(
-                f"stepify: {kind} writes into its input, which the rest of the stream would share with it, expected "
+                f"stepify: {kind} writes into its input, whose memory the rest of the stream would share, expected "
                 "x = x + F(x) in its forward pass, not x += F(x)"
             )
         if self.uses.summed.intersection(blocks):
@@ -257,8 +257,8 @@ def _why_not(error: Exception) -> str:
     reason = in_a_line(error)[:200]
     if re.search("meta tensor|meta device|register_meta|'Meta' backend", str(error)):
         return (
-            f"does not run without data, on torch's meta device ({reason}), expected a forward pass that looks at "
-            "shapes alone, not at values; for the blocks of others see docs/your-model.md"
+            f"does not run without data, on torch's meta device ({reason}), expected a forward pass that reads "
+            "only shapes, not values; see docs/your-model.md"
         )
     return f"does not take the example input ({reason})"
 
@@ -268,16 +268,16 @@ def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int
     if changing:
         return (
             f"{path}.{changing[0]} ({name}) changes the width or the resolution of the stream, expected blocks that "
-            "keep them, behind those at the beginning of their container; a StepsNet stands between such blocks"
+            "keep both, except for the first ones of a container; a StepsNet can only stand between two such changes"
         )
     if type(blocks[-1]).__module__.startswith("transformers."):
         return (
-            f"{path} holds {len(blocks)} layers of transformers ({name}), expected a model of transformers by itself, "
-            f"without the one around it; for layers alone {TEN_LINES % name}"
+            f"{path} holds {len(blocks)} layers of transformers ({name}), expected the model of transformers by "
+            f"itself, not inside another; for such layers in a model of your own, {TEN_LINES % name}"
         )
     return (
         f"{path or 'the model'} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is "
-        f"not the same block: its constructor takes more than the width, it holds what cannot be compared, such as a "
-        f"tensor that is no parameter, or the width is not in dimension {dim}; "
-        f"{TEN_LINES % name}, and dim=, see docs/your-model.md"
+        f"not the same block: its constructor takes more than the width, it holds something that cannot be compared, "
+        f"such as a tensor that is not a parameter, or the width is not in dimension {dim}; "
+        f"{TEN_LINES % name}, and dim= if needed, see docs/your-model.md"
     )

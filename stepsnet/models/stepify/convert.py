@@ -93,14 +93,16 @@ def stepify(
     if plan is not None and (
         beside := [*[key for key, given in searched.items() if given], *["blocks"] * bool(blocks)]
     ):
-        raise UserError(f"{beside[0]}: got it beside a plan, which takes the place of the search, expected one of them")
+        raise UserError(
+            f"{beside[0]}: got it together with a plan, which replaces the search, expected only one of them"
+        )
     model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
     is_transformer = is_of_transformers(model)
     if is_transformer:
         if residual != "plain":
             raise UserError(
-                f"residual: got {residual!r} for {type(model).__name__}, expected plain: models of transformers are "
-                "joined by stepsnet.residual.connect(model.model.layers, …), and steps_transformer takes a design"
+                f"residual: got {residual!r} for {type(model).__name__}, expected plain: for models of "
+                "transformers use stepsnet.residual.connect(model.model.layers, …), or steps_transformer with a design"
             )
         from .of_transformers import in_steps, layers_of_transformer
 
@@ -153,7 +155,7 @@ def _check_options(
     if stages is not None and (isinstance(stages, str) or not isinstance(stages, Sequence)):
         raise UserError(f"stages: got {stages!r}, expected a list of numbers, counted from 1")
     if wrong := [stage for stage in stages or () if not isinstance(stage, int)]:
-        raise UserError(f"stages: got {wrong[0]!r} among them, expected a list of numbers, counted from 1")
+        raise UserError(f"stages: got {wrong[0]!r} in the list, expected only whole numbers, counted from 1")
     check_plan(plan)
     is_number = isinstance(stream_scale, (int, float)) and not isinstance(stream_scale, bool)
     if not is_number or not 1e-6 <= stream_scale <= 1e6:
@@ -189,9 +191,11 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     elif not isinstance(model, nn.Module):
         raise UserError(f"stepify: got {str(model)[:40]!r}, expected a model, or the name of one")
     elif own:
-        raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
+        raise UserError(f"stepify: got {', '.join(own)} with a built model, expected such arguments only with a name")
     if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
-        raise UserError(f"stepify: got a compiled {type(compiled).__name__}, expected the model that was compiled")
+        raise UserError(
+            f"stepify: got a compiled {type(compiled).__name__}, expected the model as it was before torch.compile"
+        )
     check_no_peft(model, "stepify")
     check_copies(model)
     if is_of_transformers(model):
@@ -199,7 +203,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
         from .of_transformers import token_example
 
         if options.get("example") is not None:
-            raise UserError(f"example: got it beside {type(model).__name__}, expected tokens=, the sequence's length")
+            raise UserError(f"example: got one for {type(model).__name__}, expected tokens=, the sequence length")
         tokens = options.get("tokens", 256)
         return model, token_example(model, min(tokens, context_of(model) or tokens)), options
     return model, example_of(model, options.get("example")), options
@@ -236,7 +240,7 @@ def _check_sizes(chosen: Sequence[Container]) -> None:
             raise UserError(
                 f"stepify: {one.path or 'the model'}: got {heads} heads in blocks of width {one.width}, expected at "
                 f"most as many; the channels are taken to be in dimension {one.dim}, dim= of register_block "
-                "says another"
+                "sets another"
             )
 
 
@@ -247,9 +251,9 @@ def _check_taps(model: nn.Module, replaced: Sequence[Container]) -> None:
             places = ", ".join(map(str, one.read_behind[:4])) + ", …" * (len(one.read_behind) > 4)
             getter = hasattr(model, "out_indices") and hasattr(getattr(model, "model", None), "forward_intermediates")
             raise UserError(
-                f"stepify: {type(model).__name__} reads its stream behind some blocks of {one.path} ({places}), which "
-                "are other places in steps; expected a model that reads it behind the last one, or behind each"
-                f"{', or the one without features_only, in steps: its forward_intermediates' * getter}"
+                f"stepify: {type(model).__name__} reads its stream after some blocks of {one.path} ({places}), which "
+                "are other places in steps; expected a model that reads it after the last block, or after each"
+                f"{'; or stepify the model without features_only, and call its forward_intermediates' * getter}"
             )
 
 
@@ -287,17 +291,17 @@ def _check_that_it_runs(result: nn.Module, call: Example) -> None:
         reason = in_a_line(error)[:200]
         raise UserError(
             f"stepify: {type(result).__name__} does not run with its blocks in steps, since a part of it is made for "
-            f"so many blocks or heads ({reason})"
+            f"its old number of blocks or heads ({reason})"
         ) from error
     used = reached(traced, outputs)
     for path, sequence in sequences:
         _check_blocks(
-            result, path, [block in called for block in sequence.blocks], "never runs", "runs as many as it had"
+            result, path, [block in called for block in sequence.blocks], "never runs", "runs only as many as it had"
         )
         trained = [{one for one in block.parameters() if one.requires_grad} for block in sequence.blocks]
         if any(used & some for some in trained):  # else it computes without gradients
             has_use = [not some or bool(used & some) for some in trained]
-            _check_blocks(result, path, has_use, "makes no use of", "takes its stream where it did")
+            _check_blocks(result, path, has_use, "makes no use of", "reads its stream where it did")
 
 
 def _check_blocks(model: nn.Module, path: str, fit: Sequence[bool], what: str, since: str) -> None:
@@ -306,7 +310,7 @@ def _check_blocks(model: nn.Module, path: str, fit: Sequence[bool], what: str, s
         blocks = f"{path}.{wrong[0]}" + (f" to {path}.{wrong[-1]}" if len(wrong) > 1 else "")
         raise UserError(
             f"stepify: {type(model).__name__} {what} {blocks} of its {len(fit)} blocks: it {since} before, "
-            f"expected a loop over all that are in {path}"
+            f"expected a loop over all blocks of {path}"
         )
 
 
@@ -336,10 +340,12 @@ def _chosen(found: list[Container], steps: int, stages: Sequence[int] | None, is
         chosen = [one for one in found if one.depth >= steps] if len(found) > 1 and not is_planned else found
         if not chosen:
             depths = ", ".join(str(one.depth) for one in found)
-            raise UserError(f"steps: got {steps}, expected at most the blocks of a stage, which are {depths}")
+            raise UserError(
+                f"steps: got {steps}, expected at most the blocks of the deepest stage; the stages have {depths}"
+            )
         return chosen
     by_stage = {one.stage: one for one in found}
     if not by_stage.keys() >= set(stages) or len(set(stages)) != len(stages) or not stages:
         there = ", ".join(map(str, by_stage))
-        raise UserError(f"stages: got {tuple(stages)}, expected some of {there}, counted from 1, of like blocks")
+        raise UserError(f"stages: got {tuple(stages)}, expected some of {there}, the stages with blocks of one kind")
     return [by_stage[stage] for stage in sorted(stages)]

@@ -25,7 +25,7 @@ def check_copies(model: nn.Module) -> None:
     except Exception as error:  # whatever an object of the user's raises
         raise UserError(
             f"stepify: {_not_copied(model)} cannot be copied ({in_a_line(error)[:200]}), expected a model that "
-            "copy.deepcopy copies"
+            "copy.deepcopy can copy"
         ) from error
 
 
@@ -36,7 +36,7 @@ def check_leaves(model: nn.Module, replaced: Collection[nn.Module]) -> None:
         if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in tree_leaves(value)):
             raise UserError(
                 f"stepify: {where} is computed from weights, and such a tensor cannot be copied; expected it detached, "
-                "or, of torch.nn.utils.weight_norm, that of torch.nn.utils.parametrizations"
+                "or weight_norm of torch.nn.utils.parametrizations in place of that of torch.nn.utils"
             )
 
 

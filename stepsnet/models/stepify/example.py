@@ -46,11 +46,13 @@ def check_example(example: Any) -> None:
     )
     if not any(isinstance(value, Tensor) and value.dim() > 0 for value in values):
         raise UserError(
-            f"example: got {type(example).__name__}, expected a batch, a tensor of at least one dimension, or a list "
-            "or a mapping of the model's arguments with such tensors"
+            f"example: got {type(example).__name__}, expected a batch: a tensor of at least one dimension, or a list "
+            "or mapping of the model's arguments with such tensors"
         )
     if isinstance(example, Mapping) and not all(isinstance(name, str) for name in example):
-        raise UserError("example: got a mapping whose keys are no names, expected those of the model's arguments")
+        raise UserError(
+            "example: got a mapping with keys that are not strings, expected the names of the model's arguments"
+        )
 
 
 def example_of(model: nn.Module, given: Any = None) -> Example:

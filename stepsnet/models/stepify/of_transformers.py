@@ -116,7 +116,7 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
     if name not in FAMILIES:
         raise UserError(
             f"stepify: {type(model).__name__} is of the family {name!r}, expected one of {', '.join(FAMILIES)}; a row "
-            "in stepsnet/models/transformers_families.py teaches another"
+            "in stepsnet/models/transformers_families.py adds another"
         )
     if getattr(config, "add_cross_attention", False):
         raise UserError(f"stepify: {type(model).__name__} has add_cross_attention, expected a model without it")

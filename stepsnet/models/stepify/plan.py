@@ -83,8 +83,8 @@ def search_plan(
         given = container.depth * costs[-1]
         if blocks is None and sum(costs) > (1 + _TOLERANCE) * given:
             raise ValueError(
-                f"steps: got {steps}, of which one block each costs {sum(costs) / given:.2f} times as much, expected "
-                "fewer steps, or a plan"
+                f"steps: got {steps}, but one block in each costs {sum(costs) / given:.2f} times as much as the "
+                "original blocks, expected fewer steps, or a plan"
             )
         found = search_depths(costs, given, blocks, least, _TOLERANCE)
         widths, depths = arrange_steps(different, found, profile)
@@ -144,7 +144,7 @@ def _fields_of(plan: Mapping[str, Any] | StepPlan) -> Mapping[str, Any]:
         return {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
     if not {"widths", "depths"} <= plan.keys() <= {"widths", "depths", "num_heads"}:
         got = ", ".join(map(str, plan)) or "nothing"
-        raise UserError(f"plan: got {got}, expected widths and depths, and maybe num_heads")
+        raise UserError(f"plan: got {got}, expected widths and depths, and optionally num_heads")
     return plan
 
 
@@ -197,16 +197,16 @@ def _expected_heads(container: Container, width: int, number: Any) -> str:
     if (own := adapter.num_heads(block)) is None:
         return "" if number is None else "none: these blocks have no heads"
     if width == container.width and number != own:  # with others the widest blocks would no longer be the model's
-        return f"{own}, as the model has there; plan_steps has such heads with head_dim={width // own}"
+        return f"{own}, as in the model; plan_steps gives this number with head_dim={width // own}"
     rule, group = adapter.head_rule(block), adapter.kv_groups(block)
     if not isinstance(number, int) or number < 1 or number % group:
-        return f"a positive multiple of {group}, the heads of a group" if group > 1 else "a positive number"
+        return f"a positive multiple of {group}, the number of heads in a group" if group > 1 else "a positive number"
     if rule in ("divide", "even") and width % number:
         return "a divisor of the width"
     if rule == "even" and width // number % 2:
-        return "one that leaves an even size, since rotary positions turn pairs of channels"
+        return "a number that gives heads of even size, since rotary positions rotate pairs of channels"
     if rule == "multiple" and number != heads_at(container, width):
-        return f"{heads_at(container, width)}, since the heads' size stays"
+        return f"{heads_at(container, width)}, since the head size stays the same"
     return ""
 
 
@@ -227,12 +227,13 @@ def heads_at(container: Container, width: int) -> int | None:
         return heads_for(width, size)
     if rule == "even":
         if not (among := even_heads_of(width, group)):
-            raise ValueError(f"widths: got {width}, expected one that some multiple of {group} heads divides evenly")
+            several = f", a multiple of {group} of them" if group > 1 else ""
+            raise ValueError(f"widths: got {width}, expected a width that divides into heads of even size{several}")
         return heads_for(width, size, among)
     if rule == "multiple":
         if width % size:
             raise ValueError(
-                f"widths: got {width}, expected a multiple of {size}, the heads' size, which {type(block).__name__} "
+                f"widths: got {width}, expected a multiple of {size}, the head size, which {type(block).__name__} "
                 "keeps for its positions"
             )
         return width // size
@@ -262,7 +263,7 @@ def _coarse_widths(width: int, steps: int, profile: Profile, unit: int) -> list[
     for one in exact[1:]:
         widths.append(min(unit * round(one / unit), (widths[-1] - 1) // unit * unit))
     if widths[-1] < 1:
-        raise ValueError(f"steps: got {steps}, too many for width {width} in multiples of {unit}, the heads' size")
+        raise ValueError(f"steps: got {steps}, too many for width {width} in multiples of {unit}, the head size")
     return widths[::-1]
 
 
@@ -280,9 +281,9 @@ def _cost(container: Container, width: int, heads: int | None, match: Match) -> 
         adapter, hint = container.adapter, ""
         beside = tree_leaves((container.call.args[1:], container.call.kwargs))
         if any(isinstance(value, Tensor) and container.width in value.shape for value in beside):
-            hint = f"; what it gets beside the stream keeps its {container.width} channels, see docs/your-model.md"
+            hint = f"; what it gets besides the stream keeps its {container.width} channels, see docs/your-model.md"
         elif adapter.dim is None and adapter.initialize is None:  # one of the user's
-            hint = f"; its channels are taken to be in dimension {container.dim}, dim= of register_block says another"
+            hint = f"; its channels are taken to be in dimension {container.dim}, dim= of register_block sets another"
         raise UserError(
             f"stepify: {container.path}: {type(block).__name__} does not run at width {width} with what the model "
             f"gives its blocks, such as positions for each head ({reason}){hint}"

@@ -143,8 +143,8 @@ def check_test_split(opened: StoredData, holdout: int | None) -> None:
         opened.splits.test()
     elif holdout is None:
         raise UserError(
-            f"score_test: got true, but {opened.name} has no third split, and its second is the one to validate on; "
-            "expected holdout=N, which validates on N training images and leaves the second for the end"
+            f"score_test: got true, but {opened.name} has no test split besides the one to validate on; expected "
+            "holdout=N, which validates on N training images and leaves that split for the end"
         )
 
 
@@ -186,11 +186,11 @@ def load_images(
         if spec.input_size != (1, 8, 8):
             got = "×".join(map(str, spec.input_size))
             raise UserError(
-                f"data: digits are 1×8×8 values, got a model of {got} inputs, expected model.args.in_chans=1 and "
+                f"data: digits are 1×8×8 values, got a model with {got} inputs, expected model.args.in_chans=1 and "
                 "model.args.img_size=8, or null for both, and img_size=data"
             )
         if augment is not None:
-            raise UserError("augment: got some with data=digits, expected null: digits are arrays and not images")
+            raise UserError("augment: got settings with data=digits, expected null: digits are arrays, not images")
         (classes, train, other, own_test), training, _ = load_digits()
         evaluation = training
     else:

@@ -64,8 +64,8 @@ def divide(
     """
     check_holdout(holdout, "the data set", own_test)
     if split == "test" and holdout is None and not own_test:
-        reason = "that split is the one to validate on; expected a recipe with holdout, or the data without @test"
-        raise UserError(f"data: got @test, but {reason}")
+        reason = "there is no test split besides the one to validate on"
+        raise UserError(f"data: got @test, but {reason}; expected a recipe with holdout, or the data without @test")
     kept, aside = np.arange(len(train_labels)), np.arange(others)
     if holdout is not None and (len(train_labels) or split != "test"):
         kept, aside = _set_aside(np.asarray(train_labels), holdout)
@@ -102,7 +102,7 @@ def _first_of_each(labels: Sequence[int], among: np.ndarray, count: int | None, 
     if count is None:
         return among
     if not 1 <= count <= len(among):
-        raise UserError(f"{name}: got {count}, expected 1 to the {len(among)} training images")
+        raise UserError(f"{name}: got {count}, expected 1 to {len(among)}, the number of training images")
     classes = np.asarray(labels)[among]
     turn = np.empty(len(classes), dtype=np.int64)
     for label in np.unique(classes):

@@ -37,8 +37,8 @@ image = transform(ImageOps.exif_transpose(Image.open("picture.jpg")).convert("{m
 print(model.pretrained_cfg["label_names"][model(image[None]).argmax()])
 """
 _NOTE = """\
-A local copy is loaded as `local-dir:FOLDER`. In training pictures were upright, as above, on white where they were
-transparent, and channels of 16 bits were scaled to 8."""
+A local copy is loaded as `local-dir:FOLDER`. In training, pictures were turned upright, as above; transparent ones were
+set on white, and channels of 16 bits were scaled to 8."""
 
 
 def _say_num_classes_once(file: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def with_crop_mode(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Cl
     with suppress(UserError), torch.device("meta"):  # what cannot be built there is reported when it is built for real
         mode = resolve_model_data_config(build_model(recipe.model, pretrained=False))["crop_mode"]
         if mode != "center":
-            line = f"crop_mode {mode}, from {recipe.model.name}: so images that are not square are evaluated"
+            line = f"crop_mode {mode}, from {recipe.model.name}, decides how images that are not square are evaluated"
             return replace(recipe, crop_mode=mode), [line]
     return recipe, []
 

@@ -46,7 +46,9 @@ class Shards:
         if not self.unread:
             return ""
         images = counted(len(self.unread), "image")
-        return f"left out {images} such as {self.unread[0]}: a key ends at the first dot, so that it is no KEY.png"
+        return (
+            f"left out {images} such as {self.unread[0]}: a key ends at the first dot, and the rest is no image suffix"
+        )
 
     def _index(self, path: Path) -> None:
         images: dict[str, tuple[str, int, int]] = {}
@@ -81,7 +83,10 @@ class Shards:
             self.labels.append(labels[key])
         for key in labels:
             if key not in images:
-                raise UserError(f"data: {path}: {key.lstrip('/')} has a class and no image, expected such as .jpg")
+                raise UserError(
+                    f"data: {path}: {key.lstrip('/')} has a class but no image, "
+                    f"expected an image such as {key.lstrip('/')}.jpg"
+                )
 
     def read(self, index: int) -> Image.Image:
         """Raises UnreadableImage if the image cannot be decoded."""
@@ -155,7 +160,7 @@ def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Shards, Shards
     require_data_folder(root, "--data wds:PATH")
     tars = sorted(root.rglob("*.tar"))
     if compressed := sorted(path for suffix in ("gz", "bz2", "xz", "zst") for path in root.rglob(f"*.tar.{suffix}")):
-        raise UserError(f"data: {compressed[0]} is compressed, expected .tar, which can be read at any place")
+        raise UserError(f"data: {compressed[0]} is compressed, expected .tar, which can be read at any position")
     by_name = {name: [path for path in tars if _is_of(path.relative_to(root), name)] for name in _SPLITS}
     if both := set(by_name["train"]) & {*by_name["val"], *by_name["test"]}:
         raise UserError(f"data: {min(both)} is named as training and as validation, expected one of them")

@@ -208,11 +208,11 @@ def _images_by_class(split: Path) -> tuple[dict[str, list[Path]], str]:
     for folder in folders:
         found[folder.name], others = find_images(folder)
         if others and not found[folder.name]:  # in formats that are not read
-            got = f"files of {_kinds_of(others)}"
+            got = f"other files ({_kinds_of(others)})"
             raise UserError(f"data: found no images for the class {folder.name} in {split}, got {got}")
         all_others += others
     loose = sum(path.suffix.lower() in image_suffixes() and _is_seen_file(path) for path in split.iterdir())
-    left_out = [f"{counted(len(all_others), 'file')} of {_kinds_of(all_others)}"] if all_others else []
+    left_out = [f"{counted(len(all_others), 'file')} ({_kinds_of(all_others)})"] if all_others else []
     left_out += [f"{counted(loose, 'image')} beside the class folders"] if loose else []
     return found, f"left out {' and '.join(left_out)} in {split.name}" if left_out else ""
 
@@ -242,8 +242,8 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
             train, val = (kind(path, train=train) for train in (True, False))
         except (RuntimeError, OSError, EOFError) as error:
             raise UserError(
-                f"data: {path} has no {name} in torchvision's form ({in_a_line(error)}); where the folder does not "
-                "exist, it is downloaded"
+                f"data: {path} has no {name} in torchvision's format ({in_a_line(error)}); it is downloaded if the "
+                "folder does not exist"
             ) from None
         convert = partial(_picture, mode)  # which can be pickled
         return Splits(
@@ -285,7 +285,7 @@ def _download(kind: Any, folder: Path) -> None:
                 kind(folder, train=False)
             except (RuntimeError, OSError, EOFError):  # the mark stays
                 raise UserError(
-                    f"data: {folder / kind.base_folder} is not whole; remove it, and it is downloaded again"
+                    f"data: {folder / kind.base_folder} is incomplete; remove it to have it downloaded again"
                 ) from None
             (folder / DOWNLOADING).unlink()
     lock.unlink(missing_ok=True)
@@ -337,7 +337,7 @@ def _columns(path: str, features: Mapping[str, Any], labels: str) -> dict[str, s
             raise UserError(f"data: hfds:{path}: got the columns {got}, expected {name}: {kind}{hint}")
         return name if name in of_kind else of_kind[0]
 
-    hint = " (class_encode_column makes one, and hfds:NAME:COLUMN says which it is)"
+    hint = " (class_encode_column makes one, and hfds:NAME:COLUMN names it)"
     classes = column("ClassLabel", labels or "label", not labels, hint)
     return {"input_key": column("Image", "image", True), "target_key": classes}
 

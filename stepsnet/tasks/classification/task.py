@@ -140,7 +140,9 @@ class Classification(Task):
         """
         count, augment = len(data.train), recipe.augment
         if for_training and 0 < count < recipe.batch_size:
-            raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
+            raise UserError(
+                f"batch_size: got {recipe.batch_size}, expected 1 to {count}, the number of training images"
+            )
         self.recipe, self.data, self.input_size, self.normalization = recipe, data, spec.input_size, normalization
         self.batch_size = recipe.batch_size if for_training else min(recipe.batch_size, count)
         self.copies = augment.aug_repeats if augment else 1
@@ -175,7 +177,7 @@ class Classification(Task):
     def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         self.shard, size = shard, shard.micro_batch_size(self.batch_size)
         if self.mixup and size % 2:
-            raise UserError(f"batch_size: got {size} images per forward pass, expected an even number for Mixup")
+            raise UserError(f"batch_size: got {size} per forward pass, expected an even number of images for Mixup")
         order = self.order(epoch)
         keys = [
             [order[position] for position in positions]
@@ -203,7 +205,7 @@ class Classification(Task):
         count = min(_EXAMPLES, len(self.data.val))
         images, labels, _ = self.data.val.batch([(0, index, 0) for index in range(count)])
         if not len(labels):
-            raise UserError(f"data: the first {count} images to evaluate cannot be decoded, expected some that can")
+            raise UserError(f"data: none of the first {count} images to evaluate can be decoded, expected at least one")
         return images.to(device), labels.to(device)
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
@@ -274,7 +276,9 @@ class Classification(Task):
             if shard.rank > 0:  # rank 0 reports it, and no other rank goes on and waits for it
                 raise SystemExit(2)
             got = f"{scored.sum()} of the {asked} images to evaluate can be decoded"
-            such_as = f"; the latest that cannot is {next(reversed(self.undecodable))}" if self.undecodable else ""
+            such_as = (
+                f"; the latest that cannot be decoded is {next(reversed(self.undecodable))}" if self.undecodable else ""
+            )
             raise UserError(f"data: {got}, expected at least half of them{such_as}")
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}, scored

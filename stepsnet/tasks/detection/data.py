@@ -63,7 +63,7 @@ class LeftOut:
     done: str = "left out"
 
     def __str__(self) -> str:
-        return f"{self.done} {self.count} of {self.total} {self.what} of {self.file}, such as {self.first}"
+        return f"{self.done}: {self.count} of {self.total} {self.what} of {self.file}, such as {self.first}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def load_coco(
         data: ``coco:PATH``, or just the path; an ``@`` may name the split to evaluate.
         masks: whether masks are needed. If not, boxes are enough, and masks are not read.
         max_invalid: how many annotations per split may be left out (a box without area or outside its image, a mask
-            that is missing or wrong) or cut to the image (a box that reaches out of it).
+            that is missing or wrong) or cut to the image (a box that extends beyond it).
         without_objects: what to do with training images that have no objects except crowds.
         holdout: number of training images to validate on; the data's own val split then becomes test.
         training: False opens only the evaluated split, and leaves the training split without images.
@@ -332,19 +332,19 @@ def _on_empty_masks(file: Path, empty: Sequence[str], total: int) -> list[str]:
 def _check_annotations(file: Path, checked: Checked, total: int, max_invalid: int, masks: bool) -> None:
     """Raises UserError if more than ``max_invalid`` annotations cannot be used as they are."""
     wrong_masks = checked.wrong_masks if masks else {}
-    boxes_alone = "expected model.name=faster_rcnn or cascade_rcnn (and baseline.name), which learn boxes alone"
+    boxes_alone = "model.name=faster_rcnn or cascade_rcnn (and baseline.name), which learn boxes alone"
     if masks and total > len(checked.invalid) and checked.without_mask == total - len(checked.invalid):
-        raise UserError(f"data: {file} has boxes and no segmentations, {boxes_alone}")
+        raise UserError(f"data: {file} has boxes and no segmentations, expected {boxes_alone}")
     count = len({*checked.invalid, *checked.reaching_out, *wrong_masks})
     if count <= max_invalid:
         return
     boxes = {**checked.invalid, **checked.reaching_out}
     first = next(iter({**boxes, **wrong_masks}.values()))
     ways = [
-        *["leave out what is like this"] * bool(checked.invalid or wrong_masks),
+        *["leave out those that cannot be used"] * bool(checked.invalid or wrong_masks),
         *["cut boxes to their images"] * bool(checked.reaching_out),
     ]
-    advice = "" if boxes else f"; without masks, {boxes_alone}"
+    advice = "" if boxes else f"; to train without masks, set {boxes_alone}"
     mends = f"set max_invalid={count} to {' and '.join(ways)}"
     raise UserError(f"data: {file}: {first} ({count} of {total} annotations; {mends}){advice}")
 
@@ -375,7 +375,7 @@ def _with_objects(split: CocoSplit, without: WithoutObjects) -> CocoSplit:
     if without == "refuse":
         raise UserError(
             f"data: {split.file}: {len(empty)} of {total} images have no objects to train on, such as {first}; "
-            "set without_objects=leave_out, or train to learn that there is nothing in them"
+            "set without_objects=leave_out, or without_objects=train to learn that there is nothing in them"
         )
     kept = tuple(image for image in split.images if split.objects_of(image))
     if not kept:

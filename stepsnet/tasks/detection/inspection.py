@@ -42,12 +42,12 @@ def pictures_of(split: CocoSplit, found: dict[int, Found]) -> list[Section]:
         for rank, index in best_median_worst(scores).items()
     ]
     about = (
-        f"Left: the objects that are there. Right: those that were found with a score of at least {_MIN_SCORE}. "
-        f"These are {RULE.format(count=len(scores))}, by the number in front: the sum of the IoU of objects and boxes "
-        f"that match (the same class, an IoU of at least {_MIN_IOU}), over the mean of the numbers of objects and of "
-        "boxes. 1 is perfect."
+        f"Left: the annotated objects. Right: the objects found with a score of at least {_MIN_SCORE}. These are "
+        f"{RULE.format(count=len(scores))}, ranked by the number in front: the sum of the IoUs of matching objects and "
+        f"boxes (of the same class, with an IoU of at least {_MIN_IOU}), divided by the mean of the number of objects "
+        "and the number of boxes. 1 is perfect."
     )
-    return [Pictures("What is there and what was found", about, pictures, is_wide=True)]
+    return [Pictures("Annotated and found objects", about, pictures, is_wide=True)]
 
 
 def quality(there: Sequence[Record], found: Sequence[Record]) -> float:
@@ -73,5 +73,5 @@ def _picture(split: CocoSplit, index: int, found: Found, title: str) -> Picture:
         for one, annotation in zip(annotated, there):
             one["segmentation"] = encode_segmentation(annotation["segmentation"], *size)
     drawn = [to_pil_image(draw_objects(image, records, names, font_size)) for records in (annotated, found)]
-    detail = f"{record['file_name']}: {len(there)} there, {len(found)} found"
+    detail = f"{record['file_name']}: {len(there)} annotated, {len(found)} found"
     return as_picture(side_by_side(drawn, _SIDE), title, detail, side=3 * _SIDE)

@@ -105,7 +105,9 @@ class Detection(Task):
         """Raises UserError if there are training images, but fewer than ``recipe.batch_size``."""
         count = len(data.train.images)  # 0 if the data were opened for evaluation only
         if 0 < count < recipe.batch_size:
-            raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
+            raise UserError(
+                f"batch_size: got {recipe.batch_size}, expected 1 to {count}, the number of training images"
+            )
         self.recipe, self.data, self.batch_size = recipe, data, recipe.batch_size
         as_evaluated = _augment_as_evaluated(model)
         self.train = DetectionSamples(data.train, _with_sizes(recipe.augment, as_evaluated), recipe.seed)
@@ -138,9 +140,9 @@ class Detection(Task):
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            got = "got a forward pass of one image, whose smallest map is one pixel"
-            expected = "expected more images or larger ones, or a backbone with frozen_norms"
-            raise UserError(f"batch_size: {got}, for a batch norm that trains; {expected}") from error
+            got = "got a forward pass of one image, whose smallest feature map is one pixel"
+            expected = "expected more or larger images, or a backbone with frozen_norms"
+            raise UserError(f"batch_size: {got}, too little to train a batch norm; {expected}") from error
         return torch.stack(list(losses.values())).sum(), {name.removeprefix("loss_"): v for name, v in losses.items()}
 
     @torch.no_grad()

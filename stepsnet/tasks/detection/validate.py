@@ -59,20 +59,22 @@ class _StrictRecord(BaseModel):
 class _Image(_StrictRecord):
     id: int = Field(description="an integer")
     file_name: str = Field(min_length=1, description="the name of a file")
-    height: int = Field(ge=1, description="a positive integer of pixels")
-    width: int = Field(ge=1, description="a positive integer of pixels")
+    height: int = Field(ge=1, description="a positive integer, in pixels")
+    width: int = Field(ge=1, description="a positive integer, in pixels")
 
 
 class _Category(_StrictRecord):
     id: int = Field(description="an integer")
-    name: str = Field(description="a text")
+    name: str = Field(description="a string")
 
 
 class _Annotation(_StrictRecord):
     id: int = Field(description="an integer")
     image_id: int = Field(description="the id of an image")
     category_id: int = Field(description="the id of a category")
-    area: float | None = Field(default=None, ge=0, lt=2**48, description="pixels, or null for the box's")
+    area: float | None = Field(
+        default=None, ge=0, lt=2**48, description="a number of pixels, or null for that of the box"
+    )
     iscrowd: Literal[0, 1] = Field(default=0, description="0 or 1")
     bbox: Annotated[list[float], Field(min_length=4, max_length=4)] = Field(description="[x, y, width, height]")
 
@@ -157,7 +159,7 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
     for category in content["categories"]:
         _check_record(_Category, category, f"{file}: category {category['id']}")
         if not is_encodable(category["name"]):
-            got = f"got name {category['name']!r}, expected a text that UTF-8 can hold"
+            got = f"got name {category['name']!r}, expected text that UTF-8 can encode"
             raise UserError(f"data: {file}: category {category['id']}: {got}")
     images = {image["id"]: image for image in content["images"]}
     categories = {category["id"] for category in content["categories"]}
@@ -251,7 +253,7 @@ def _reaches_out(box: Sequence[float], height: int, width: int) -> str:
     """Say that a box reaches further beyond its image than rounding explains; "" if it does not."""
     x, y, wide, high = box
     beyond = max(-x, -y, x + wide - width, y + high - height)
-    return f"the box {list(box)} reaches out of its image of {width}×{height}" if beyond > _SLACK else ""
+    return f"the box {list(box)} extends beyond its image of {width}×{height}" if beyond > _SLACK else ""
 
 
 def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
@@ -288,7 +290,7 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
     runs = counts if isinstance(counts, list) else _runs_of(counts)
     if not all(_is_integer(run) and run >= 0 for run in runs) or sum(runs) != height * width:
         return wrong
-    return "" if sum(runs[1::2]) else f"got RLE counts {str(counts)[:60]}, expected a mask of at least a pixel"
+    return "" if sum(runs[1::2]) else f"got RLE counts {str(counts)[:60]}, expected a mask of at least one pixel"
 
 
 def _runs_of(counts: str) -> list[int]:

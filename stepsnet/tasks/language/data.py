@@ -146,7 +146,7 @@ def _files(path: str) -> Texts:
             elif split != "test":
                 raise UserError(
                     f"data: {root} has no {names[0]}.txt, expected train.txt, valid.txt and optionally test.txt; of a "
-                    "file alone, text:FILE, the last tenth is for validation"
+                    "single file, text:FILE, the last tenth is for validation"
                 )
         return found
     text = _read(root)
@@ -176,7 +176,9 @@ def _hugging_face(path: str) -> Texts:
         key = next((name for name in names if name in loaded), None)
         if key:
             if "text" not in loaded[key].column_names:
-                raise UserError(f"data: hfds:{path} has the columns {loaded[key].column_names}, expected text")
+                raise UserError(
+                    f"data: hfds:{path} has the columns {loaded[key].column_names}, expected one named text"
+                )
             rows = [row or "" for row in loaded[key]["text"]]  # null is empty
             is_text = all(not row or row.endswith("\n") for row in rows)  # lines, as in WikiText; else documents
             found[split] = ["".join(rows)] if is_text else rows

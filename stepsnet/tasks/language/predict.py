@@ -26,10 +26,10 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
         UserError: there is no prompt, it is not text, or it does not fit into the model's context.
     """
     if inputs.prompt is None:
-        expected = "expected one of classification, detection or segmentation for images"
+        expected = "expected --prompt TEXT, or for images a run of classification, detection or segmentation"
         raise UserError(f"predict: {run} is a run of language, {expected}")
     if inputs.out is not None:
-        raise UserError(f"--out: got {inputs.out} with a prompt, expected it with images: a text is printed")
+        raise UserError(f"--out: got {inputs.out} with a prompt, expected it only with images: text is printed")
     tokens = inputs.max_new_tokens
     try:
         inputs.prompt.encode()
@@ -40,11 +40,13 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     config: Any = model.config
     if tokenizer.get_vocab_size() > config.vocab_size:
         got, most = tokenizer.get_vocab_size(), config.vocab_size
-        raise UserError(f"tokenizer: {run} has one of {got} tokens, expected at most the model's {most}")
+        raise UserError(f"tokenizer: got {got} tokens in that of {run}, expected at most the model's {most}")
     ids = tokenizer.encode(inputs.prompt, add_special_tokens=False).ids
     if (unknown := tokenizer.token_to_id(UNKNOWN)) in ids and unknown is not None:
         letters = "".join(sorted({c for c in inputs.prompt if tokenizer.token_to_id(c) is None}))
-        raise UserError(f"--prompt: got {letters[:40]!r} in it, which {run} has no tokens for, expected other text")
+        raise UserError(
+            f"--prompt: got the characters {letters[:40]!r}, for which {run} has no tokens, expected text without them"
+        )
     if not ids:
         raise UserError(f"--prompt: got {inputs.prompt!r}, expected some text")
     context = context_of(model)

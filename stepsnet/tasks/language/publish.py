@@ -32,9 +32,9 @@ Without `import stepsnet`, transformers asks whether to run custom code, or want
 `modeling_stepsnet.py` in this repository, whose one line imports the installed stepsnet. `AutoTokenizer` asks too,
 because it reads the model's config first; the tokenizer has no code of its own, and is the same after any answer."""
 _OTHER_TOKENIZER = """\
-`AutoTokenizer` makes another tokenizer of this repository, which gives other tokens than those that the model was
-trained on: transformers takes all models of this type for one family's own. `PreTrainedTokenizerFast`, as above, reads
-the right one."""
+`AutoTokenizer` makes a different tokenizer from this repository, which gives other tokens than those that the model
+was trained on: transformers assumes that all models of this type have one family's tokenizer.
+`PreTrainedTokenizerFast`, as above, reads the right one."""
 _SAMPLE = "Two  blanks,\n\n    an indented line: 12,345 tokens\n"  # text that tokenizers split in different ways
 
 

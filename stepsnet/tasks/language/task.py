@@ -75,7 +75,9 @@ def _check_tokenizer(run: Path, text: TextData) -> None:
     """Raises UserError if the run has a tokenizer that is not the data's: its ids would mean other tokens."""
     own = run / "tokenizer.json"
     if own.exists() and load_tokenizer(own).get_vocab() != text.tokenizer.get_vocab():
-        raise UserError(f"data: their tokenizer is not that of {run}, expected the data that it was trained on")
+        raise UserError(
+            f"data: got text whose tokenizer is not that of {run}, expected the data that it was trained on"
+        )
 
 
 class LanguageModelling(Task):
@@ -231,8 +233,8 @@ class LanguageModelling(Task):
         if not count:
             return []
         return [
-            f"{count:,} of {len(tokens):,} tokens of {self.evaluated} are not in the vocabulary and count as one, "
-            f"{UNKNOWN}: its loss is not comparable to that of other tokenizers"
+            f"{count:,} of {len(tokens):,} tokens of {self.evaluated} are not in the vocabulary and all become "
+            f"{UNKNOWN}: the loss cannot be compared with that of other tokenizers"
         ]
 
     def complexity(self, model: nn.Module) -> Complexity:

@@ -249,7 +249,9 @@ def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
         count, value = int(unknown.sum()), int(values[row, column])
         classes = int(np.count_nonzero((table >= 0) & (table != IGNORED)))
         where = f"{value} in row {row}, column {column} ({count} pixels have no valid label)"
-        raise UserError(f"data: {pair.annotation}: got the label {where}, expected those of {classes} classes")
+        raise UserError(
+            f"data: {pair.annotation}: got the label {where}, expected that of one of the {classes} classes"
+        )
     return image, labels.astype(np.uint8)
 
 

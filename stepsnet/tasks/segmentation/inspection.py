@@ -39,11 +39,11 @@ def pictures_of(predict: Predict, names: Sequence[str], classes: Sequence[str]) 
         for rank, index in best_median_worst(miou).items()
     ]
     about = (
-        "Left: the classes that are there; what is not labelled has no color. Right: those that were predicted. The "
-        f"legend has the IoU of each class in this image. These are {RULE.format(count=len(miou))}, by the number in "
-        "front, the mean over these classes."
+        "Left: the annotated classes; pixels without a label have no color. Right: the predicted classes. The legend "
+        f"has the IoU of each class in this image. These are {RULE.format(count=len(miou))}, ranked by the number in "
+        "front: the mean IoU over these classes."
     )
-    return [Pictures("What is there and what was predicted", about, pictures, is_wide=True)]
+    return [Pictures("Annotated and predicted classes", about, pictures, is_wide=True)]
 
 
 def _confusion(labels: Tensor, predicted: Tensor, classes: Sequence[str]) -> Tensor:

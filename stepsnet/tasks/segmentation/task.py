@@ -118,7 +118,9 @@ class Segmentation(Task):
         self.samples = _Crops(data, transform, recipe.seed)
         count = len(self.samples)  # 0 if the data were opened for evaluation only
         if recipe.epoch_updates is None and 0 < count < recipe.batch_size:
-            raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
+            raise UserError(
+                f"batch_size: got {recipe.batch_size}, expected 1 to {count}, the number of training images"
+            )
         self.evaluated, self.split = evaluated, data.splits[evaluated]
         self.steps_per_epoch = recipe.epoch_updates or count // recipe.batch_size
         self.class_iou: dict[str, float | None] = {}  # of the last evaluation
@@ -129,7 +131,7 @@ class Segmentation(Task):
         """Images (b, 3, crop_size, crop_size) and labels (b, crop_size, crop_size)."""
         size = shard.micro_batch_size(self.batch_size)
         if size * (shard.world_size if device.type == "cuda" else 1) < 2:
-            raise UserError(f"batch_size: got {size} images per forward pass, expected at least 2 for batch norm")
+            raise UserError(f"batch_size: got {size} per forward pass, expected at least 2 images for batch norm")
         updates = range(epoch * self.steps_per_epoch + start, (epoch + 1) * self.steps_per_epoch)
         keys = [
             [sample_of_run(self.recipe.seed, number, len(self.samples)) for number in numbers]
