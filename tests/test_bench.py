@@ -68,7 +68,9 @@ def test_memory_grows_with_the_batch():
 
 def test_what_would_not_fit_is_said_before_it_is_tried(monkeypatch):
     monkeypatch.setattr(speed, "available_memory", lambda: 2.0**20)
-    with pytest.raises(UserError, match=r"a is predicted to take .* GiB in training at a batch of 64, and 0.0 GiB are"):
+    with pytest.raises(
+        UserError, match=r"a is predicted to take .* GiB in training at a batch of 64, but only 0.0 GiB are"
+    ):
         measure_memory(tiny(), (32, 64), CPU, "float32")
     with pytest.raises(UserError, match="got batches of 4 and 4, expected two that increase"):
         measure_memory(tiny(), (4, 4), CPU, "float32")

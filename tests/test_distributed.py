@@ -150,7 +150,7 @@ def test_two_ranks_of_ddp_train_as_one_process(two_ranks, alone):
     assert "effective batch 128 = 2 ranks × 2 accumulated × 32" in (two_ranks / "ddp0.txt").read_text()
     assert_same(two_ranks / "ddp", alone)
     out = (two_ranks / "longer0.txt").read_text()
-    assert out.count("3 epochs in place of 2: after update 22 lr is ") == 1 and "after 3 epochs: " in out
+    assert out.count("3 epochs instead of 2: after update 22 lr is ") == 1 and "after 3 epochs: " in out
     assert (two_ranks / "longer" / "epochs-2" / "summary.json").exists()
     assert all(not (two_ranks / f"{name}1.txt").read_text() for name in ("ddp", "longer"))  # rank 0 alone speaks
 

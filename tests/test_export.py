@@ -340,7 +340,7 @@ def test_a_killed_export_leaves_no_half_of_a_pair(here):
         (["test_vit", "depth"], "model: got 'depth', expected key=value"),
         (
             ["test_vit", "--weights", "none.pth"],
-            "--weights: got none.pth, expected the folder of a run or a checkpoint",
+            "--weights: got none.pth, expected the folder of a run, a checkpoint",
         ),
     ],
 )

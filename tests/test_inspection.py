@@ -242,7 +242,7 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Classification, "inspect", drawing)
         train_run(override(find_recipe("digits/tiny"), SMALL), folder, display)
-    assert not any("without examples" in note for note in display.notes)
+    assert not any("no examples" in note for note in display.notes)
     return folder, (torch.get_rng_state(), np.random.get_state()[1], random.getstate())
 
 

@@ -217,7 +217,9 @@ def test_a_stage_without_blocks_that_keep_their_width_counts():
     stepped = stepsnet.stepify(model, 2, stages=(2, 4))
     layers = [stepped.layer1, stepped.layer2, stepped.layer3, stepped.layer4]
     assert [[len(one.depths) for one in step_sequences(layer)] for layer in layers] == [[1], [2], [], [2]]
-    with pytest.raises(UserError, match=r"stages: got \(3,\), expected some of 1, 2, 4, counted from 1"):
+    with pytest.raises(
+        UserError, match=r"stages: got \(3,\), expected some of 1, 2, 4, the stages with blocks of one kind"
+    ):
         stepsnet.stepify(model, 2, stages=(3,))
 
 

@@ -330,7 +330,7 @@ def test_layers_that_are_not_residual_are_left_out_where_others_are():
     model = stepsnet.stepify(Both(), 2, stages=(1,), example=x)
     assert isinstance(model.others, stepsnet.StepsNet) and type(model.layers) is nn.ModuleList
     assert model(x).shape == x.shape
-    with pytest.raises(UserError, match="expected some of 1, counted from 1"):
+    with pytest.raises(UserError, match="expected some of 1, the stages with blocks of one kind"):
         stepsnet.stepify(Both(), 2, stages=(2,), example=x)
 
 

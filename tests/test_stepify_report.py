@@ -198,7 +198,8 @@ def test_the_original_is_scaled_and_joined_where_its_stepsnet_is():
     with pytest.raises(UserError, match=r"model.args.stages: got none beside a stream_scale, .* such as \[3\]"):
         with_like_baseline(override(of_swin, [scaled, "model.args.residual=layer_scale"]), [])
     report = stepsnet.describe_stepify("convnext_atto", 3, stream_scale=0.01)
-    assert report.stages_in_steps == (3,) and "to the original too, with steps=1 and stages=[3] (docs" in str(report)
+    assert report.stages_in_steps == (3,)
+    assert "give the original the same scale, with steps=1 and stages=[3] (docs" in str(report)
 
 
 def test_the_command(capsys):

@@ -646,7 +646,7 @@ def test_a_module_that_changes_amid_a_run_is_noted(tmp_path, monkeypatch):
         "1 of the results were made, at least in part, with different content of the module my_halves"
     )
     second["trained_before"] = first["trained_before"]  # and so were all
-    assert "its runs: 2 of sha256:old and then sha256:new." in render_study(study, there)
+    assert "; runs: 2 with sha256:old and then sha256:new." in render_study(study, there)
 
 
 @pytest.mark.parametrize("better", (0.0, 0.3, -0.3))

@@ -332,9 +332,9 @@ def _on_empty_masks(file: Path, empty: Sequence[str], total: int) -> list[str]:
 def _check_annotations(file: Path, checked: Checked, total: int, max_invalid: int, masks: bool) -> None:
     """Raises UserError if more than ``max_invalid`` annotations cannot be used as they are."""
     wrong_masks = checked.wrong_masks if masks else {}
-    boxes_alone = "model.name=faster_rcnn or cascade_rcnn (and baseline.name), which learn boxes alone"
+    boxes_alone = "model.name=faster_rcnn or cascade_rcnn (and baseline.name)"
     if masks and total > len(checked.invalid) and checked.without_mask == total - len(checked.invalid):
-        raise UserError(f"data: {file} has boxes and no segmentations, expected {boxes_alone}")
+        raise UserError(f"data: {file} has boxes and no segmentations, expected {boxes_alone}, which learn boxes alone")
     count = len({*checked.invalid, *checked.reaching_out, *wrong_masks})
     if count <= max_invalid:
         return
