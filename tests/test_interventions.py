@@ -256,6 +256,7 @@ def test_a_model_that_loops_over_its_blocks_is_masked_as_one_that_calls_them():
         expected = z.clone()
         expected[..., list(zeros)] = 0
         assert torch.equal(masked_z, expected) and z.abs().min() > 0
+    model, x = model.double(), x.double()  # float32 may round two of the losses to one
     losses = [
         row["metrics"]["loss"] for row in mask_paths(model, lambda model: {"loss": model(x).square().sum().item()})
     ]
