@@ -23,6 +23,7 @@ __all__ = [
     "check_data",
     "check_length",
     "folder_of",
+    "holds_another",
     "is_past_its_start",
     "open_run_folder",
     "put_aside",
@@ -67,9 +68,7 @@ def settle_recipe(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = 
     """
     names = names_in(folder)
     if CONFIG in names and is_grid != (RECIPES_FOLDER in names):
-        kind = "a run" if is_grid else "a comparison"
-        expected = f"expected a new folder (`stepsnet resume {folder}` continues it)"
-        raise UserError(f"--run: {folder} holds {kind}, {expected}")
+        raise holds_another(folder, "a run" if is_grid else "a comparison")
     if can_go_on(folder):
         if resume:
             return _continued(folder, recipe, resume)
@@ -79,6 +78,11 @@ def settle_recipe(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = 
     if not names:
         require_begun(folder, resume)
     return recipe
+
+
+def holds_another(folder: Path, what: str) -> UserError:
+    """The refusal to train in a folder that holds something else, such as "a sweep"; it says how to continue that."""
+    return UserError(f"--run: {folder} holds {what}, expected a new folder (`stepsnet resume {folder}` continues it)")
 
 
 def require_begun(folder: Path, resume: Resume) -> None:

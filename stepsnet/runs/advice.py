@@ -44,8 +44,8 @@ def on_settings(recipe: Recipe) -> list[str]:
     if recipe.warmup_epochs >= recipe.epochs:
         lines.append(
             f"warmup_epochs {recipe.warmup_epochs:g} of {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}: the learning "
-            f"rate only rises, to {recipe.epochs / recipe.warmup_epochs:.0%} of lr (a shorter warmup lets it reach lr "
-            "sooner)"
+            f"rate only rises, to {recipe.epochs / recipe.warmup_epochs:.0%} of lr (a shorter warmup leaves "
+            "epochs to train at lr)"
         )
     shipped = RECIPES.get(recipe.name)
     if shipped and recipe.lr_base_size is None and shipped.lr_base_size is None and recipe.lr == shipped.lr:

@@ -18,6 +18,7 @@ from ..overrides import read_recipe, to_yaml
 from ..resuming import (
     Resume,
     check_data,
+    holds_another,
     is_past_its_start,
     open_run_folder,
     put_aside,
@@ -173,13 +174,11 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
     runs = [file.stem for file in (folder / RECIPES_FOLDER).glob("*.yaml")]
     allowed = {_entry_part(name) for name in only or ()}
     if only and (other := next((run for run in runs if _parts_of(run)[0] not in allowed), None)):
-        expected = f"expected a new folder (`stepsnet resume {folder}` continues it)"
-        raise UserError(f"--run: {folder} holds a sweep, with the run {other}, {expected}")
+        raise holds_another(folder, f"a sweep, with the run {other}")
     if recipe:
         settle_recipe(folder, recipe, resume, is_grid=True)
     elif CONFIG in names:
-        expected = f"expected a new folder (`stepsnet resume {folder}` continues it)"
-        raise UserError(f"--run: {folder} holds a run or a comparison, {expected}")
+        raise holds_another(folder, "a run or a comparison")
     elif names and RECIPES_FOLDER not in names:
         raise UserError(f"--run: {folder} is not empty, expected a new folder or one that holds a sweep")
     elif names and not resume:
