@@ -19,11 +19,11 @@ import torch
 from outcome import conclude, rounded_quartiles
 
 import stepsnet  # noqa: F401 - registers the models
-from stepsnet.checkpoint import latest
-from stepsnet.config import TrainingSettings
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train_state import TrainState
+from stepsnet.run_folder.checkpoint import latest
+from stepsnet.settings.config import TrainingSettings
 
 ROUNDS = 7
 

@@ -57,7 +57,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import stepsnet
-from stepsnet.files import write_atomically
+from stepsnet.files.writing import write_atomically
 from stepsnet.macs import count_forward
 from stepsnet.models.compress.stream_parts import fold_norms
 from stepsnet.study.verdict import tested

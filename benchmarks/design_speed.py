@@ -26,7 +26,7 @@ from outcome import conclude, record, rounded_quartiles
 from torch import nn
 
 from stepsnet.device import pick_device
-from stepsnet.files import write_atomically
+from stepsnet.files.writing import write_atomically
 from stepsnet.plan import plan_steps
 from stepsnet.residual import DESIGNS, design_of
 

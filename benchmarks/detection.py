@@ -24,10 +24,10 @@ from torch import nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn
 
 from stepsnet.analysis.speed import measured_peak
-from stepsnet.config import ModelSpec
 from stepsnet.device import autocast as autocast_in
 from stepsnet.device import pick_device
 from stepsnet.models.build import build_model
+from stepsnet.settings.config import ModelSpec
 
 BACKBONES = {
     "ResNet-50": "resnet50",

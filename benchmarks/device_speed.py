@@ -33,13 +33,13 @@ from torch import Tensor, nn
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import measured_peak
 from stepsnet.bench import find_candidates
-from stepsnet.config import ModelSpec
 from stepsnet.device import autocast, pick_device
-from stepsnet.files import write_atomically
+from stepsnet.files.writing import write_atomically
 from stepsnet.models.build import build_model, input_size_of
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.models.cuda_graph import GraphedTraining
 from stepsnet.models.windows import permute_windows
+from stepsnet.settings.config import ModelSpec
 
 ROUNDS, QUICK_ROUNDS = 15, 3
 TOKENS = 512

@@ -22,10 +22,10 @@ from outcome import conclude, rounded_quartiles
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
-from stepsnet.config import TrainingSettings
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train import train
+from stepsnet.settings.config import TrainingSettings
 
 MODEL = {"img_size": 32, "patch_size": 8, "num_classes": 10, "widths": (24, 34, 48), "depths": (13, 7, 4)}
 WARM_UP = 5

@@ -34,12 +34,12 @@ import torch
 from outcome import conclude
 from rate_grid import best_rate
 
-from stepsnet.config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
-from stepsnet.console import choose_display
-from stepsnet.files import write_atomically
+from stepsnet.files.writing import write_atomically
+from stepsnet.output.console import choose_display
 from stepsnet.recipes import find_recipe
-from stepsnet.run_folder import has_ended, read_summary
+from stepsnet.run_folder.folder import has_ended, read_summary
 from stepsnet.runs.train import train_run
+from stepsnet.settings.config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
 from stepsnet.study.run_plan import macs_of
 from stepsnet.study.verdict import tested
 

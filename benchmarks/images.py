@@ -21,8 +21,8 @@ import torch
 from outcome import conclude, rounded_quartiles
 from PIL import Image
 
-from stepsnet.config import Augment
 from stepsnet.recipes.imagenet import IMAGENET
+from stepsnet.settings.config import Augment
 from stepsnet.tasks.classification.data import InputSpec, load_images
 
 ROUNDS = 5

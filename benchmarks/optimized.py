@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from stepsnet import optimize
 from stepsnet.analysis.complexity import count_complexity
 from stepsnet.bench import find_candidates
-from stepsnet.config import ModelSpec
 from stepsnet.device import autocast
 from stepsnet.models.build import build_model, input_size_of
+from stepsnet.settings.config import ModelSpec
 
 PAIRS = {
     "deit_tiny": ("steps_deit_tiny_patch16_224", "deit_tiny_patch16_224"),

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from stepsnet.provenance import provenance
-from stepsnet.redact import public_command
-from stepsnet.summary_stats import quartiles
+from stepsnet.output.redact import public_command
+from stepsnet.output.summary_stats import quartiles
+from stepsnet.run_folder.provenance import provenance
 
 __all__ = ["conclude", "record", "rounded_quartiles"]
 

@@ -18,11 +18,11 @@ from outcome import conclude, rounded_quartiles
 
 from stepsnet.analysis.complexity import count_complexity
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
-from stepsnet.config import ModelSpec, SegmentationRecipe
 from stepsnet.device import pick_device
 from stepsnet.models import baseline_of
 from stepsnet.models.build import build_model
 from stepsnet.recipes import find_recipe
+from stepsnet.settings.config import ModelSpec, SegmentationRecipe
 
 
 def on_timms_swin(spec: ModelSpec) -> ModelSpec | None:

@@ -54,7 +54,7 @@ html_copy_source = False
 
 
 class Fields(SphinxDirective):
-    """``{fields} stepsnet.config.Augment``: a table of the fields that a class of settings adds to its bases."""
+    """``{fields} stepsnet.settings.config.Augment``: the fields that a class of settings adds to its bases."""
 
     required_arguments = 1
 

@@ -6,9 +6,9 @@ import json
 
 from render_parts import RESULTS, has_benchmark, mean_std, origin, read_benchmark, table_of_numbers
 
-from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric
-from stepsnet.summary_stats import format_mean_std, format_quartiles, quartiles
+from stepsnet.output.markdown import markdown_table
+from stepsnet.output.summary_stats import format_mean_std, format_quartiles, quartiles
 
 
 def benchmarks_table() -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric
+from stepsnet.output.markdown import markdown_table
+from stepsnet.output.summary_stats import format_mean_std
 from stepsnet.study.declare import Study, find_study
 from stepsnet.study.results import check_results
-from stepsnet.summary_stats import format_mean_std
 
 RESULTS = Path(__file__).parent.parent / "results"
 FIGURES = Path(__file__).parent / "figures"

@@ -9,8 +9,9 @@ from typing import Any
 
 from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, read_study, table_of_numbers
 
-from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
+from stepsnet.output.markdown import markdown_table
+from stepsnet.output.summary_stats import format_mean_std, percent
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.plan import steps_as_text, steps_of
 from stepsnet.recipes import ablations
@@ -20,7 +21,6 @@ from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import as_p_value, draw_study, on_other_machines, render_study
 from stepsnet.study.run_plan import progress
 from stepsnet.study.verdict import finals_of, judge, judge_study, tested, unsound
-from stepsnet.summary_stats import format_mean_std, percent
 
 
 def results_table(folder: str, control: str | None = None, difference_of_control: str = "") -> str:

@@ -6,8 +6,8 @@ import re
 
 from render_parts import origin, read_benchmark, table_of_numbers
 
-from stepsnet.markdown import markdown_table
-from stepsnet.summary_stats import format_quartiles
+from stepsnet.output.markdown import markdown_table
+from stepsnet.output.summary_stats import format_quartiles
 
 
 def optimized_table(name: str) -> str:

@@ -7,11 +7,11 @@ import statistics
 from matplotlib import colormaps
 from render_parts import FIGURES, read_study, table_of_numbers
 
+from stepsnet.output.summary_stats import format_mean_std
 from stepsnet.report.figure import in_style, make_panels
 from stepsnet.study.declare import Study
 from stepsnet.study.run_plan import a_final, recipe_of
 from stepsnet.study.verdict import finals_of
-from stepsnet.summary_stats import format_mean_std
 
 Curves = dict[int, list[list[float]]]  # by update: for each seed, a value after each block
 

@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .config import Recipe
-from .consent import require_asked_for, require_or_remember
-from .console import choose_display
 from .engine.interrupt import Interrupted
 from .errors import UserError
-from .overrides import override_values, read_recipe, to_plain
-from .provenance import recorded_command
-from .reading import yaml_file
+from .files.reading import yaml_file
+from .output.console import choose_display
 from .recipes import find_or_read
-from .resuming import Resume, folder_of
-from .run_folder import CONFIG, kind_of, recipes_of_runs, require_run
+from .run_folder.folder import CONFIG, kind_of, recipes_of_runs, require_run
+from .run_folder.provenance import recorded_command
+from .run_folder.resuming import Resume, folder_of
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run
 from .runs.train import train_run
+from .settings.config import Recipe
+from .settings.consent import require_asked_for, require_or_remember
+from .settings.overrides import override_values, read_recipe, to_plain
 
 __all__ = ["compare", "load", "resume", "train"]
 

@@ -15,24 +15,24 @@ import torch
 
 from .analysis.complexity import count_complexity, count_language_model
 from .analysis.speed import Measured, measure_memory, measure_speed
-from .config import ModelSpec
-from .consent import fetched_by, is_of_weights
 from .deploy.as_module import in_runtime
 from .deploy.sessions import check_runtime
 from .device import pick_device
 from .errors import UserError
-from .files import write_atomically
-from .markdown import markdown_table
+from .files.reading import dump_json
+from .files.writing import write_atomically
 from .models.blocks import is_in_steps, is_of_transformers
 from .models.build import DETECTORS, build_model, context_of, input_size_of
 from .models.optimize import optimize
+from .output.markdown import markdown_table
+from .output.summary_stats import format_number, format_quartiles, quartiles
 from .paper.tables import model_of, printed_rows
-from .provenance import provenance
-from .reading import dump_json
 from .report.speed import FILES, draw_speed
-from .run_folder import has_begun, read_run_recipe, refuse_several
-from .summary_stats import format_number, format_quartiles, quartiles
-from .user_modules import import_user_modules
+from .run_folder.folder import has_begun, read_run_recipe, refuse_several
+from .run_folder.provenance import provenance
+from .settings.config import ModelSpec
+from .settings.consent import fetched_by, is_of_weights
+from .settings.user_modules import import_user_modules
 
 __all__ = ["Candidate", "bench", "find_candidates", "keep_bench", "render_bench", "write_bench"]
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from . import __version__
 from .errors import UserError, exit_status, nearest
-from .terminal import say
+from .output.terminal import say
 
 VERBS = (
     "train",
@@ -74,7 +74,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _PrintCompletion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option_string: Any = None) -> None:
-        from .completion import completion_script
+        from .commands.completion import completion_script
 
         say(completion_script(parser, shell))
         raise SystemExit(0)

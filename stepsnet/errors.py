@@ -29,7 +29,7 @@ from typing import Any
 
 from . import __version__
 from .machine import is_one_of_several
-from .terminal import OutputLost, abandon, flush, prepare_streams, printable, say
+from .output.terminal import OutputLost, abandon, flush, prepare_streams, printable, say
 
 __all__ = [
     "USER_CODE",

@@ -1,6 +1,6 @@
 """A recipe for the task on given pictures, and single samples of its data."""
 
-from stepsnet.config import ClassificationRecipe, ModelSpec
+from stepsnet.settings.config import ClassificationRecipe, ModelSpec
 
 
 def recipe_of(batch_size=4, **settings):

@@ -13,9 +13,9 @@ from run_folders import train_all
 from segmentation_images import write_camvid
 
 from stepsnet import tasks
-from stepsnet.config import RECIPE_TYPES
 from stepsnet.metrics import METRICS
 from stepsnet.residual import DESIGNS
+from stepsnet.settings.config import RECIPE_TYPES
 from stepsnet.tasks.classification.sources import SOURCES
 
 # The same values on every machine and run; `pytest --hypothesis-profile=default` draws new ones

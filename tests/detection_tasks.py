@@ -5,9 +5,9 @@ import dataclasses
 import torch
 from torch import nn
 
-from stepsnet.config import DetectionAugment
-from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.settings.config import DetectionAugment
+from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task
 from stepsnet.tasks.detection.data import DetectionSamples, load_coco
 

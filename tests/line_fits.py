@@ -9,11 +9,11 @@ import signal
 import torch
 from torch import nn
 
-from stepsnet.config import TrainingSettings
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.randomness import data_order
 from stepsnet.engine.task import Task
 from stepsnet.engine.train import train
+from stepsnet.settings.config import TrainingSettings
 
 SETTINGS = TrainingSettings(
     epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", stream_epochs=0

@@ -10,11 +10,11 @@ from pathlib import Path
 import yaml
 
 from stepsnet.errors import UserError
-from stepsnet.overrides import read_recipe
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.report.words import summarize_results
 from stepsnet.runs.launch import Failure
 from stepsnet.runs.train import train_run
+from stepsnet.settings.overrides import read_recipe
 from stepsnet.tasks import open_data, resolve
 
 WIDTHS = {"StepsNet": [24] * 4 + [34] * 2 + [48] * 2, "baseline": [32] * 8}

@@ -6,10 +6,10 @@ import torch
 from segmentation_images import TINY
 from torch import nn
 
-from stepsnet.config import ModelSpec
 from stepsnet.engine.task import BatchShard
-from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task
 
 CPU = torch.device("cpu")

@@ -2,8 +2,8 @@
 
 import torch
 
-from stepsnet.config import ModelSpec
 from stepsnet.models.build import build_model
+from stepsnet.settings.config import ModelSpec
 
 CLASSES = 3
 SMALL = {"num_classes": CLASSES, "size": 64, "max_size": 96, "channels": 16, "hidden": 24, "samples": 32}

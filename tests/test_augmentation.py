@@ -15,13 +15,13 @@ from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
 from torch import nn
 
-from stepsnet.config import Augment
 from stepsnet.engine.randomness import seed_sample
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override
 from stepsnet.recipes import RECIPES, find_recipe
+from stepsnet.settings.config import Augment
+from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import InputSpec, load_images
 from stepsnet.tasks.classification.task import Classification, input_spec

@@ -15,8 +15,6 @@ from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
 
 import stepsnet  # noqa: F401 - registers the models
-from stepsnet.checkpoint import save_weights
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.backbone import STRIDES, create_backbone, load_backbone
 from stepsnet.models.blocks import blocks_of
@@ -24,6 +22,8 @@ from stepsnet.models.build import build_model
 from stepsnet.models.compilation import SharedDropPath, _share_stochastic_depth
 from stepsnet.models.optimize import optimize
 from stepsnet.models.windows import PaddedWindows, restore_windows
+from stepsnet.run_folder.checkpoint import save_weights
+from stepsnet.settings.config import ModelSpec
 
 NAMES = ["test_steps_swin", "test_steps_swin_baseline", "test_steps_swinpp", "test_steps_resnet", "test_steps_deit"]
 SWIN = {"embed_dim": 12, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 2)}

@@ -16,15 +16,15 @@ from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
 from stepsnet.bench import _sample_and_counts, bench, find_candidates, render_bench
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.models.cuda_graph import GraphedInference
-from stepsnet.overrides import override, to_yaml
+from stepsnet.output.summary_stats import format_mean_std, format_number, format_quartiles, quartiles
 from stepsnet.paper.tables import printed_rows
 from stepsnet.recipes import find_recipe
 from stepsnet.report import speed as report_speed
-from stepsnet.summary_stats import format_mean_std, format_number, format_quartiles, quartiles
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override, to_yaml
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from stepsnet.cache import cache_folder, cached_json
 from stepsnet.errors import UserError
-from stepsnet.run_folder import lock_folder
+from stepsnet.files.cache import cache_folder, cached_json
+from stepsnet.run_folder.folder import lock_folder
 from stepsnet.tasks.language.data import load_text
 
 
@@ -58,7 +58,7 @@ def test_a_filled_cache_needs_no_lock(monkeypatch):
     def no_lock(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("stepsnet.cache.FileLock", no_lock)
+    monkeypatch.setattr("stepsnet.files.cache.FileLock", no_lock)
     assert cached_json("kind/entry.json", compute) == [1] and len(calls) == 1
     with pytest.raises(UserError, match=r"^cannot write .*kind: Permission denied; set STEPSNET_CACHE to another"):
         cached_json("kind/other.json", compute)
@@ -101,7 +101,7 @@ def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr("stepsnet.cache.Path.home", no_home)
+    monkeypatch.setattr("stepsnet.files.cache.Path.home", no_home)
     folder = cache_folder()
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700 and cache_folder() == folder
     folder.rmdir()

@@ -21,10 +21,10 @@ from transformers import (
 from stepsnet.analysis.complexity import count_language_model
 from stepsnet.bench import TOKENS, Candidate, bench
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model, context_of, fit_positions
 from stepsnet.recipes.any_model import stepify_pair, with_vocabulary
+from stepsnet.settings.config import ModelSpec
 from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.deployment import of_tokens
 from stepsnet.tasks.language.assets import save_assets

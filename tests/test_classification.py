@@ -25,16 +25,16 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import CIFAR10
 
-from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.config import Augment, ClassificationRecipe, ModelSpec
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
 from stepsnet.recipes.imagenet import IMAGENET
-from stepsnet.resuming import open_run_folder
-from stepsnet.run_folder import lock_folder
+from stepsnet.run_folder.checkpoint import save_weights
+from stepsnet.run_folder.folder import lock_folder
+from stepsnet.run_folder.resuming import open_run_folder
 from stepsnet.runs.evaluate import evaluate_checkpoint
+from stepsnet.settings.config import Augment, ClassificationRecipe, ModelSpec
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import Samples, load_images
 from stepsnet.tasks.classification.task import Classification

@@ -71,7 +71,7 @@ def test_predict_reads_files_folders_and_patterns(trained, tmp_path, capsys):
     assert all(len(entry["classes"]) == 5 for entry in predictions)
     # enlarged by whole factors, a picture reads as the very digit that was trained on
     from stepsnet.models.build import build_model
-    from stepsnet.overrides import read_recipe
+    from stepsnet.settings.overrides import read_recipe
     from stepsnet.tasks.classification.data import load_images
     from stepsnet.tasks.classification.task import input_spec
 

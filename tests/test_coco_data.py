@@ -11,9 +11,9 @@ from detection_tasks import load, samples_of
 from PIL import Image
 from pycocotools.coco import COCO as CocoTool
 
-from stepsnet.config import DetectionAugment
 from stepsnet.errors import UserError
 from stepsnet.recipes.coco import COCO
+from stepsnet.settings.config import DetectionAugment
 from stepsnet.tasks.detection.data import DetectionSamples, grouped_order
 from stepsnet.tasks.detection.transforms import resized_size
 

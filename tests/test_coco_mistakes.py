@@ -8,9 +8,9 @@ from coco_images import write_coco
 from detection_tasks import load
 from PIL import Image
 
-from stepsnet.cache import cached_json
 from stepsnet.cli import main
 from stepsnet.errors import UserError
+from stepsnet.files.cache import cached_json
 from stepsnet.tasks.detection import validate
 from stepsnet.tasks.detection.data import DetectionSamples
 from stepsnet.tasks.detection.scores import class_names

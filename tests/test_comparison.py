@@ -14,7 +14,7 @@ from stepsnet.cli import main
 from stepsnet.commands.eval import render_scores
 from stepsnet.commands.predict import compare_answers
 from stepsnet.errors import UserError
-from stepsnet.files import sha256
+from stepsnet.files.writing import sha256
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.runs.launch import Failure
 from stepsnet.runs.scores import evaluate_runs

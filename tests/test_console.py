@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.console import Console
 
-from stepsnet import console
-from stepsnet.console import Bars, Display, Lines, choose_display, progress_bar, working
+from stepsnet.output import console
+from stepsnet.output.console import Bars, Display, Lines, choose_display, progress_bar, working
 
 NAME = "a[/b]:smile:\x1b[31m"
 PROGRESS = {

@@ -11,14 +11,14 @@ from deploy_page import documented_preprocess
 from PIL import Image
 from test_from_data import write_images
 
-from stepsnet.checkpoint import save_weights
-from stepsnet.config import ClassificationRecipe, ModelSpec
-from stepsnet.from_data import as_begun, with_baseline
 from stepsnet.models.build import build_model
-from stepsnet.overrides import to_yaml
-from stepsnet.resuming import open_run_folder
-from stepsnet.run_folder import read_run_recipe
+from stepsnet.run_folder.checkpoint import save_weights
+from stepsnet.run_folder.folder import read_run_recipe
+from stepsnet.run_folder.resuming import open_run_folder
 from stepsnet.runs.evaluate import evaluate_checkpoint
+from stepsnet.settings.config import ClassificationRecipe, ModelSpec
+from stepsnet.settings.from_data import as_begun, with_baseline
+from stepsnet.settings.overrides import to_yaml
 from stepsnet.tasks import build_opened, open_data, resolve
 from stepsnet.tasks.class_names import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform

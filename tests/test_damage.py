@@ -12,12 +12,12 @@ import torch
 from forks import KILLED, forked, status_of
 from line_fits import SETTINGS, Points, Stopping, fit, lines_without_speed, made, make_model
 
-from stepsnet.checkpoint import latest, write_weights
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.errors import UserError
-from stepsnet.files import is_temporary, write_atomically
-from stepsnet.run_folder import read_weights
-from stepsnet.run_records import read_metrics
+from stepsnet.files.writing import is_temporary, write_atomically
+from stepsnet.run_folder.checkpoint import latest, write_weights
+from stepsnet.run_folder.folder import read_weights
+from stepsnet.run_folder.records import read_metrics
 
 ONE = dataclasses.replace(SETTINGS, epochs=2, keep_checkpoints=1)
 

@@ -17,8 +17,8 @@ from stepsnet.errors import UserError
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.report.words import summarize_results
 from stepsnet.residual import connect
-from stepsnet.run_folder import read_run_recipe
-from stepsnet.run_records import read_metrics, read_summary
+from stepsnet.run_folder.folder import read_run_recipe
+from stepsnet.run_folder.records import read_metrics, read_summary
 from stepsnet.tasks.classification.predict import classes_of
 
 FILES = ("config.yaml", "metrics.jsonl", "summary.json")

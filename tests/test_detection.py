@@ -17,17 +17,17 @@ from PIL import Image, ImageColor
 from torch import nn
 
 from stepsnet.analysis.complexity import count_complexity, detector_macs
-from stepsnet.checkpoint import load_weights, save_weights
 from stepsnet.cli import main
-from stepsnet.colors import OKABE_ITO
-from stepsnet.config import DetectionAugment, ModelSpec
-from stepsnet.console import Lines
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
-from stepsnet.inspection import read_inspection
 from stepsnet.models.build import build_model
+from stepsnet.output.colors import OKABE_ITO
+from stepsnet.output.console import Lines
+from stepsnet.run_folder.checkpoint import load_weights, save_weights
+from stepsnet.run_folder.inspection import read_inspection
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
+from stepsnet.settings.config import DetectionAugment, ModelSpec
 from stepsnet.tasks import build_task, predict
 from stepsnet.tasks.detection.drawing import draw_objects
 from stepsnet.tasks.prediction import PredictInputs

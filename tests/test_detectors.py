@@ -15,7 +15,6 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.roi_heads import fastrcnn_loss
 
 from stepsnet.analysis.complexity import detector_macs
-from stepsnet.config import ModelSpec
 from stepsnet.engine.distributed import sync_batch_norms
 from stepsnet.errors import UserError
 from stepsnet.models import cascade_mask_rcnn, mask_rcnn
@@ -23,6 +22,7 @@ from stepsnet.models.backbone import create_backbone
 from stepsnet.models.blocks import blocks_of
 from stepsnet.models.build import build_model
 from stepsnet.models.cascade_mask_rcnn import CascadeRoIHeads
+from stepsnet.settings.config import ModelSpec
 
 SIZES = ((64, 80), (50, 61))
 

@@ -20,12 +20,12 @@ from segmentation_images import TINY, write_camvid
 from two_ranks import score_segmenter
 
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
-from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS
-from stepsnet.run_folder import lock_folder
+from stepsnet.run_folder.folder import lock_folder
 from stepsnet.runs.evaluate import evaluate_run
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import to_yaml
 
 SETTINGS = ["epochs=2", "batch_size=128", "model.args.depths=[2,1,1]", "log_interval=1", "device=cpu"]
 SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "stream_epochs=1"]

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from stepsnet.cli import VERBS, _parser
-from stepsnet.config import Recipe
 from stepsnet.errors import UserError
-from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe, matching
 from stepsnet.recipes.any_model import stepify_pair
+from stepsnet.settings.config import Recipe
+from stepsnet.settings.overrides import override
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

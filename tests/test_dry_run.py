@@ -18,9 +18,9 @@ from toy_study import declared
 from stepsnet.analysis.memory import activation_bytes, peak_bytes, states_memory
 from stepsnet.cli import main
 from stepsnet.engine.distributed import DistributedContext
-from stepsnet.overrides import override, to_plain
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.dry_run import forecast, render_forecasts
+from stepsnet.settings.overrides import override, to_plain
 
 SMALL = ["batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
 

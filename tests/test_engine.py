@@ -16,8 +16,6 @@ from line_fits import ALONE, SETTINGS, Killed, Points, Stopping, fit, lines_with
 from torch import nn
 
 from stepsnet.analysis.residual_stream import measure_stream
-from stepsnet.checkpoint import check_fit, latest, load_weights
-from stepsnet.config import TrainingSettings
 from stepsnet.device import pick_device, pick_device_of_run
 from stepsnet.engine.distributed import DistributedContext, init_distributed
 from stepsnet.engine.interrupt import Interrupted
@@ -25,6 +23,8 @@ from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train import train
 from stepsnet.engine.train_state import TrainState, find_checkpoint
 from stepsnet.errors import UserError, exit_status
+from stepsnet.run_folder.checkpoint import check_fit, latest, load_weights
+from stepsnet.settings.config import TrainingSettings
 
 
 @pytest.fixture(scope="module")

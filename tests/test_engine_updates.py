@@ -12,8 +12,6 @@ import torch
 from line_fits import ALONE, SETTINGS, Points, made, make_model, make_quiet_model, trained_with
 from torch import nn
 
-from stepsnet.checkpoint import latest
-from stepsnet.config import TrainingSettings
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import Schedule, build_optimizer
 from stepsnet.engine.prepare import prepare
@@ -21,6 +19,8 @@ from stepsnet.engine.randomness import data_order, seed_step
 from stepsnet.engine.train import train
 from stepsnet.engine.update import Diverged, Updater
 from stepsnet.errors import UserError
+from stepsnet.run_folder.checkpoint import latest
+from stepsnet.settings.config import TrainingSettings
 
 
 def test_the_data_order_is_a_function_of_seed_and_epoch():

@@ -21,16 +21,16 @@ from torch import nn
 import stepsnet
 from stepsnet.analysis import speed
 from stepsnet.bench import Candidate, bench, find_candidates
-from stepsnet.checkpoint import save_weights, untied
 from stepsnet.cli import main
-from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.deploy import export as exporting
 from stepsnet.deploy.formats import FORMATS, read_metadata
 from stepsnet.deploy.sessions import check_runtime, open_session
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override, to_yaml
 from stepsnet.recipes import find_recipe
+from stepsnet.run_folder.checkpoint import save_weights, untied
+from stepsnet.settings.config import ClassificationRecipe, ModelSpec
+from stepsnet.settings.overrides import override, to_yaml
 from stepsnet.tasks.class_names import save_classes
 from stepsnet.tasks.language.assets import save_assets
 from stepsnet.tasks.language.data import load_text

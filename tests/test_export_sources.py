@@ -11,13 +11,13 @@ from torch import nn
 
 import stepsnet
 from stepsnet.cli import main
-from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.deploy import source
 from stepsnet.deploy.sessions import open_session
 from stepsnet.deploy.source import described, find_source
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.recipes import find_recipe
+from stepsnet.settings.config import ClassificationRecipe, ModelSpec
 from stepsnet.tasks.classification.task import input_spec
 
 for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):

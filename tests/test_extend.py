@@ -19,17 +19,17 @@ from PIL import Image
 from test_docs import blocks
 
 import stepsnet
-from stepsnet import user_modules
 from stepsnet.cli import main
-from stepsnet.config import STRICT, ClassificationRecipe, DetectionRecipe, ModelSpec, Recipe
 from stepsnet.errors import USER_CODE, UserError
-from stepsnet.overrides import _validated, override, read_recipe, to_plain, to_yaml
 from stepsnet.recipes import find_recipe
-from stepsnet.resuming import open_run_folder
+from stepsnet.run_folder.resuming import open_run_folder
 from stepsnet.runs.launch import Job
+from stepsnet.settings import user_modules
+from stepsnet.settings.config import STRICT, ClassificationRecipe, DetectionRecipe, ModelSpec, Recipe
+from stepsnet.settings.overrides import _validated, override, read_recipe, to_plain, to_yaml
+from stepsnet.settings.user_modules import import_user_modules, module_versions
 from stepsnet.tasks import macs_of
 from stepsnet.tasks.language.generation import generate
-from stepsnet.user_modules import import_user_modules, module_versions
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
 
@@ -258,7 +258,7 @@ stepsnet.register_task(
 def test_what_cannot_be_imported_is_one_line(names, said, project):
     (project / "my_broken.py").write_text("1 / 0\n")
     (project / "my_needs.py").write_text("import a_package_that_is_not_there\n")
-    text = "import stepsnet, stepsnet.config as c\nstepsnet.register_task(c.DetectionRecipe, build=None)\n"
+    text = "import stepsnet, stepsnet.settings.config as c\nstepsnet.register_task(c.DetectionRecipe, build=None)\n"
     (project / "my_detection.py").write_text(text)
     with pytest.raises(UserError) as raised:
         override(find_recipe("digits/tiny"), [f"import={json.dumps(names)}", f"import_from={project}"])
@@ -266,7 +266,7 @@ def test_what_cannot_be_imported_is_one_line(names, said, project):
 
 
 def test_what_cannot_be_registered():
-    for wrong in (dict, DetectionRecipe, stepsnet.config.Recipe):
+    for wrong in (dict, DetectionRecipe, stepsnet.settings.config.Recipe):
         with pytest.raises(ValueError, match="register_task"):
             stepsnet.register_task(wrong, build=None)
     for kind in ("digits", "folder", "a:b", ""):

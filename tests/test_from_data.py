@@ -11,16 +11,16 @@ import timm
 from classification_tasks import sample
 from PIL import Image
 
-from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
-from stepsnet.from_data import as_begun
 from stepsnet.models.backbone import create_backbone
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
+from stepsnet.run_folder.checkpoint import save_weights
 from stepsnet.runs.advice import on_settings
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.from_data import as_begun
+from stepsnet.settings.overrides import override, read_recipe
 from stepsnet.tasks import build_opened, build_task, open_data, resolve
 from stepsnet.tasks.classification import task as classification
 from stepsnet.tasks.classification.inputs import normalization_of

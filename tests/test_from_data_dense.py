@@ -9,12 +9,12 @@ import timm
 from coco_images import write_coco
 from segmentation_images import write_camvid, write_pair
 
-from stepsnet.checkpoint import save_weights
-from stepsnet.config import ModelSpec
-from stepsnet.console import Display
 from stepsnet.errors import UserError
+from stepsnet.output.console import Display
 from stepsnet.recipes import find_recipe
+from stepsnet.run_folder.checkpoint import save_weights
 from stepsnet.runs.check import check_grid, tell
+from stepsnet.settings.config import ModelSpec
 from stepsnet.tasks.detection import task as detection
 from stepsnet.tasks.segmentation import task as segmentation
 

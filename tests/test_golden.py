@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stepsnet.console import Lines
-from stepsnet.overrides import override
+from stepsnet.output.console import Lines
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.train import train_run
+from stepsnet.settings.overrides import override
 
 # On one machine they are equal to the bit; other processors round differently.
 GOLDEN = json.loads((Path(__file__).parent / "golden_losses.json").read_text())

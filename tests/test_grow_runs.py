@@ -10,18 +10,18 @@ import torch
 import yaml
 
 import stepsnet
-from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
-from stepsnet.console import Lines
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.overrides import read_recipe
+from stepsnet.output.console import Lines
 from stepsnet.recipes import find_recipe
-from stepsnet.run_folder import has_ended, read_weights
+from stepsnet.run_folder.checkpoint import save_weights
+from stepsnet.run_folder.folder import has_ended, read_weights
 from stepsnet.runs.compare import compare
 from stepsnet.runs.prepare import prepare_run
 from stepsnet.runs.sweep import sweep
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import read_recipe
 
 VIT = dict(img_size=8, patch_size=4, in_chans=1, num_classes=10, widths=[32], depths=[2], num_heads=[2])
 QUICK = dict(epochs=1, warmup_epochs=0, stream_epochs=0, threads=1)

@@ -11,14 +11,14 @@ from PIL import Image
 from sklearn.model_selection import train_test_split
 
 from stepsnet.cli import main
-from stepsnet.console import Display
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.metrics import find_metric, format_metric, headline, higher_is_better, metric_label
-from stepsnet.overrides import override
+from stepsnet.output.console import Display
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
+from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.held_out import InMemory, divide
 from stepsnet.tasks.language.data import load_text

@@ -12,14 +12,14 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 import stepsnet
-from stepsnet.checkpoint import save_weights
-from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models import load_baseline
 from stepsnet.models.transfer import read_pretrained, start_from
-from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
+from stepsnet.run_folder.checkpoint import save_weights
 from stepsnet.runs.prepare import prepare_run
+from stepsnet.settings.config import ClassificationRecipe, ModelSpec
+from stepsnet.settings.overrides import to_yaml
 
 ONE_WIDTH = dict(widths=(64,), depths=(6,), num_heads=(2,))  # test_vit as a StepsNet of one step
 SMALL = dict(img_size=32, num_classes=7)
@@ -294,6 +294,6 @@ def test_a_run_that_has_seen_other_inputs_is_told(tmp_path, monkeypatch):
     images = load_digits().images / 16
     train, _ = train_test_split(images, test_size=0.2, random_state=0, stratify=load_digits().target)
     assert f"mean ({train.mean():.4g}) and std ({train.std():.4g}), but" in told_of_inputs(digits, data)[0]
-    monkeypatch.setattr("stepsnet.run_folder.how_far", lambda folder: "after update 1 of 9")
+    monkeypatch.setattr("stepsnet.run_folder.folder.how_far", lambda folder: "after update 1 of 9")
     same = str(tmp_path / "same")
     assert told_of_inputs(same, data) == [f"init: {same} has not ended: these are its weights after update 1 of 9"]

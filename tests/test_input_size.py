@@ -7,12 +7,12 @@ import timm
 import torch
 
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS, Connection
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override
 from stepsnet.tasks.classification.input_size import check_input_size, fit_input_size, input_size
 
 DEIT = ModelSpec("deit_tiny_patch16_224", {"depth": 1, "num_classes": 10})

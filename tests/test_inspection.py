@@ -13,16 +13,25 @@ import torch
 from PIL import Image
 from run_folders import make_run, read, rows
 
-from stepsnet.checkpoint import load_weights
-from stepsnet.console import Display
 from stepsnet.errors import UserError
-from stepsnet.inspection import Confusion, Picture, Pictures, Table, Text, Texts, read_inspection, write_inspection
-from stepsnet.overrides import override
+from stepsnet.output.console import Display
 from stepsnet.recipes import find_recipe
 from stepsnet.report import write_report
 from stepsnet.report.confusion import confusion_figure
 from stepsnet.report.load_runs import group_runs, load_run
+from stepsnet.run_folder.checkpoint import load_weights
+from stepsnet.run_folder.inspection import (
+    Confusion,
+    Picture,
+    Pictures,
+    Table,
+    Text,
+    Texts,
+    read_inspection,
+    write_inspection,
+)
 from stepsnet.runs.train import train_run
+from stepsnet.settings.overrides import override
 from stepsnet.tasks.classification.data import Samples
 from stepsnet.tasks.classification.inspection import Mistakes
 from stepsnet.tasks.classification.task import Classification

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from stepsnet.checkpoint import latest
+from stepsnet.run_folder.checkpoint import latest
 
 CLOCKS = ("samples_per_second", "memory_gib")
 SMALL = ["model.args.widths=[24,48]", "model.args.depths=[2,1]", "model.args.num_heads=[2,3]", "train_samples=24"]

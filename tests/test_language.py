@@ -18,17 +18,17 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stepsnet.cli import main
-from stepsnet.config import LanguageRecipe, ModelSpec
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
-from stepsnet.inspection import read_inspection
 from stepsnet.models.steps_transformer import create
+from stepsnet.output.terminal import printable
+from stepsnet.run_folder.inspection import read_inspection
+from stepsnet.settings.config import LanguageRecipe, ModelSpec
 from stepsnet.tasks.language import predict
 from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, _fingerprint, load_text, load_tokenizer
 from stepsnet.tasks.language.generation import generate
 from stepsnet.tasks.language.task import LanguageModelling
 from stepsnet.tasks.prediction import PredictInputs
-from stepsnet.terminal import printable
 
 CPU = torch.device("cpu")
 MODEL = {"widths": (16, 24, 32), "depths": (1, 1, 1), "num_attention_heads": (2, 2, 2), "max_position_embeddings": 64}

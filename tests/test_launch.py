@@ -15,19 +15,19 @@ import pytest
 from forks import forked, status_of
 
 from stepsnet.cli import main
-from stepsnet.console import Display
 from stepsnet.engine.interrupt import Interrupted, catch_signals
 from stepsnet.errors import Fault, UserError, exit_status
 from stepsnet.machine import available_memory, cores
-from stepsnet.overrides import override, read_recipe, to_yaml
+from stepsnet.output.console import Display
 from stepsnet.recipes import find_recipe
-from stepsnet.run_folder import lock_folder, updates_done
-from stepsnet.run_records import diverged_at
+from stepsnet.run_folder.folder import lock_folder, updates_done
+from stepsnet.run_folder.records import diverged_at
 from stepsnet.runs import grid as grids
 from stepsnet.runs import launch
 from stepsnet.runs.grid import Entry, plan_grid, train_grid
 from stepsnet.runs.launch import Failure, Job, error_of, run_all
 from stepsnet.runs.sweep import sweep
+from stepsnet.settings.overrides import override, read_recipe, to_yaml
 
 
 class Shown(list, Display):
@@ -116,9 +116,9 @@ def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monke
     other = forked(hold)
     os.read(holds, 1)
     monkeypatch.setattr(launch, "_stop_with_parent", lambda: None)
-    monkeypatch.setattr("stepsnet.console.Events", LetGo)
+    monkeypatch.setattr("stepsnet.output.console.Events", LetGo)
     monkeypatch.setattr("stepsnet.runs.train.train_run", train)
-    monkeypatch.setattr("stepsnet.overrides.read_recipe", lambda _: find_recipe("digits/tiny"))
+    monkeypatch.setattr("stepsnet.settings.overrides.read_recipe", lambda _: find_recipe("digits/tiny"))
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(dataclasses.asdict(job)) + "\n"))
     launch._run_job()
     note = "waiting at most 60 s for an earlier process to write this run's last checkpoint"

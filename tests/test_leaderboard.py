@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from toy_study import declared
 
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
+from stepsnet.settings.config import ModelSpec
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import _traffic, leaderboard
 from stepsnet.study.record import settings_of

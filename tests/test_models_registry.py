@@ -92,7 +92,7 @@ def test_importing_is_quick_and_a_model_is_built_without_what_is_above_it():
     """The command line answers without torch; models know no recipe and no task."""
     run_python(
         "import stepsnet, sys; dir(stepsnet); assert not {'torch', 'timm'} & sys.modules.keys()\n"
-        "from stepsnet.config import ModelSpec; from stepsnet.models.build import build_model\n"
+        "from stepsnet.settings.config import ModelSpec; from stepsnet.models.build import build_model\n"
         "build_model(ModelSpec('test_steps_deit', {}))\n"
         "above = ('recipes', 'tasks', 'engine', 'analysis', 'report', 'commands')\n"
         "found = [name for name in sys.modules if name.startswith(tuple(f'stepsnet.{room}' for room in above))]\n"

@@ -23,9 +23,6 @@ from torch.distributed.fsdp import fully_shard
 
 import stepsnet
 from stepsnet.analysis.residual_stream import measure_stream
-from stepsnet.checkpoint import load_weights
-from stepsnet.config import ModelSpec
-from stepsnet.console import Lines
 from stepsnet.device import autocast
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
@@ -34,10 +31,13 @@ from stepsnet.models.compilation import compile_blocks, running_eagerly
 from stepsnet.models.compress import compress
 from stepsnet.models.cuda_graph import GraphedTraining
 from stepsnet.models.optimize import optimize
-from stepsnet.overrides import override
+from stepsnet.output.console import Lines
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS, connect
+from stepsnet.run_folder.checkpoint import load_weights
 from stepsnet.runs.train import train_run
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override
 
 DEVICE = torch.device(os.environ.get("STEPSNET_TEST_DEVICE", "cpu"))
 ON_CPU = DEVICE.type == "cpu"

@@ -12,12 +12,12 @@ from torch._dynamo.utils import counters
 
 import stepsnet
 from stepsnet.bench import bench, find_candidates
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.compilation import FrozenForward, SharedDropPath
 from stepsnet.models.optimize import PURPOSES, optimize
 from stepsnet.models.windows import PermutedWindows, permute_windows, restore_windows
 from stepsnet.runs import evaluate
+from stepsnet.settings.config import ModelSpec
 from stepsnet.tasks.prediction import PredictInputs
 
 NAMES = ["test_steps_deit", "test_vit", "test_steps_swin", "test_steps_swinpp", "test_steps_resnet", "test_resnet"]

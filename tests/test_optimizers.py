@@ -8,10 +8,10 @@ import torch
 from line_fits import ALONE, SETTINGS
 from torch import nn
 
-from stepsnet.checkpoint import latest
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train_state import TrainState
 from stepsnet.errors import UserError
+from stepsnet.run_folder.checkpoint import latest
 
 # of second derivatives, of bitsandbytes and of apex; all others of timm's do with settings that name them alone
 UNUSABLE = ("adahessian", "bnb", "fused")

@@ -13,18 +13,18 @@ from run_folders import make_run
 from toy_study import TOY, declared
 
 from stepsnet import load, train
-from stepsnet.cache import cache_folder, locked_entry
-from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
-from stepsnet.consent import fetched_by, remember_as_asked, require_asked_for
 from stepsnet.errors import UserError
+from stepsnet.files.cache import cache_folder, locked_entry
+from stepsnet.files.own_files import LIST, OwnFiles, write_own_files
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override, to_yaml
-from stepsnet.own_files import LIST, OwnFiles, write_own_files
 from stepsnet.recipes import find_recipe
 from stepsnet.report import write_report
-from stepsnet.run_folder import read_run_recipe
+from stepsnet.run_folder.checkpoint import save_weights
+from stepsnet.run_folder.folder import read_run_recipe
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.consent import fetched_by, remember_as_asked, require_asked_for
+from stepsnet.settings.overrides import override, to_yaml
 
 MINE = ("figures/loss.csv", "figures/depth.svg", "report.html")
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_not_listed_is_not_read(tmp_path, monkeypatch):
     """Others' may be many and large: predict asks for each of its inputs."""
     own = OwnFiles(tmp_path)
     own.write(tmp_path / "a.png", b"ours")
-    monkeypatch.setattr("stepsnet.own_files._sum_of", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("stepsnet.files.own_files._sum_of", lambda path: pytest.fail(f"{path} was read"))
     assert not own.has(tmp_path / "b.png")
 
 
@@ -102,7 +102,7 @@ def test_a_file_is_listed_before_it_is_written(tmp_path, monkeypatch):
         path.write_bytes(content)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepsnet.own_files.write_atomically", killed_behind)
+    monkeypatch.setattr("stepsnet.files.own_files.write_atomically", killed_behind)
     with pytest.raises(KeyboardInterrupt):
         own.write(tmp_path / "a.png", b"second")
     assert (tmp_path / "a.png").read_bytes() == b"second" and OwnFiles(tmp_path).has(tmp_path / "a.png")

@@ -10,12 +10,12 @@ import timm
 from PIL import Image
 from run_folders import closed
 
-from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
 from stepsnet.errors import UserError
-from stepsnet.files import write_atomically
-from stepsnet.overrides import to_yaml
+from stepsnet.files.writing import write_atomically
 from stepsnet.recipes import find_recipe
+from stepsnet.run_folder.checkpoint import save_weights
+from stepsnet.settings.overrides import to_yaml
 from stepsnet.tasks.class_names import save_classes
 from stepsnet.tasks.outputs import Outputs, common_folder
 

@@ -23,16 +23,16 @@ from segmentation_tasks import tiny_recipe
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 import stepsnet
-from stepsnet.checkpoint import save_weights, untied
 from stepsnet.cli import main
-from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override, read_recipe, to_yaml
+from stepsnet.output.redact import public_command, public_value
 from stepsnet.publish.repository import WRITTEN, write_repository
 from stepsnet.recipes import find_recipe
-from stepsnet.redact import public_command, public_value
-from stepsnet.run_folder import read_run_recipe
+from stepsnet.run_folder.checkpoint import save_weights, untied
+from stepsnet.run_folder.folder import read_run_recipe
+from stepsnet.settings.config import ClassificationRecipe, ModelSpec
+from stepsnet.settings.overrides import override, read_recipe, to_yaml
 from stepsnet.tasks.class_names import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform
 from stepsnet.tasks.classification.task import input_spec

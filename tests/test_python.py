@@ -13,10 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import stepsnet
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
-from stepsnet.overrides import override_values
 from stepsnet.recipes import find_recipe
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override_values
 
 NOTEBOOK = Path(__file__).parent.parent / "docs" / "first-hour.ipynb"
 SMALL = {"batch_size": 128, "model": {"args": {"depths": (1, 1, 1)}}}

@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepsnet.errors import UserError
-from stepsnet.overrides import to_plain
-from stepsnet.reading import dump_json, dump_yaml, parse_json, parse_yaml, read_json, read_text, read_yaml
+from stepsnet.files.reading import dump_json, dump_yaml, parse_json, parse_yaml, read_json, read_text, read_yaml
 from stepsnet.recipes import RECIPES
+from stepsnet.settings.overrides import to_plain
 
 # PyYAML's dumper folds U+0085, U+2028 and U+2029 as line breaks
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029"))

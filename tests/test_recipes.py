@@ -13,14 +13,14 @@ from PIL import Image
 from recipe_names import AT_SCALE, DETECTION, NAMES, plain
 
 from stepsnet.analysis.complexity import count_complexity
-from stepsnet.config import Augment, ModelSpec, SegmentationAugment
 from stepsnet.engine.optim import scaled_lr
 from stepsnet.errors import UserError
 from stepsnet.models import baseline_of
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override, read_recipe, to_yaml
 from stepsnet.paper.tables import ALLOCATION_IS_OURS, TABLE_1, model_of, note_of, printed_rows
 from stepsnet.recipes import RECIPES, find_recipe
+from stepsnet.settings.config import Augment, ModelSpec, SegmentationAugment
+from stepsnet.settings.overrides import override, read_recipe, to_yaml
 from stepsnet.tasks.classification.task import input_spec
 from stepsnet.tasks.classification.transforms import InputSpec
 

@@ -8,8 +8,8 @@ from recipe_names import plain
 
 from stepsnet.cli import main
 from stepsnet.commands.recipes import explain
-from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import RECIPES, find_recipe
+from stepsnet.settings.overrides import override, read_recipe
 from stepsnet.study.declare import studies
 
 ONE_OF_EACH_TASK = ["digits/tiny", "cifar10/shallow", "camvid/tiny", "pennfudan/mask_rcnn", "python-docs/tiny"]

@@ -12,9 +12,9 @@ from classification_tasks import sample
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from stepsnet.config import Augment
-from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
+from stepsnet.settings.config import Augment
+from stepsnet.settings.overrides import override, read_recipe
 from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.sources import SOURCES as CLASSIFICATION
 from stepsnet.tasks.classification.transforms import InputSpec

@@ -13,17 +13,17 @@ from run_folders import closed
 from segmentation_images import CLASSES as PIXEL_CLASSES
 from segmentation_images import write_camvid
 
-from stepsnet.checkpoint import load_weights
-from stepsnet.config import ModelSpec
-from stepsnet.console import Lines
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.train import train
 from stepsnet.engine.train_state import TrainState
 from stepsnet.models import FAMILIES
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override
+from stepsnet.output.console import Lines
 from stepsnet.recipes import find_recipe
+from stepsnet.run_folder.checkpoint import load_weights
 from stepsnet.runs.train import train_run
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task
 
 CLASSES = 3

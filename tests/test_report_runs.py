@@ -13,7 +13,7 @@ from stepsnet.report import residual_stream, write_report
 from stepsnet.report.load_runs import comparable, group_runs, load_run, varied_settings
 from stepsnet.report.page import figures_of
 from stepsnet.report.words import pairs
-from stepsnet.run_folder import find_runs
+from stepsnet.run_folder.folder import find_runs
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import stepsnet.residual
 from stepsnet.analysis.interventions import dropped
 from stepsnet.analysis.residual_stream import measure_stream
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
@@ -29,6 +28,7 @@ from stepsnet.models.compilation import compile_blocks
 from stepsnet.residual import DESIGNS, Connection, Wiring
 from stepsnet.residual.design import DesignPart
 from stepsnet.residual.mhc import sinkhorn_knopp
+from stepsnet.settings.config import ModelSpec
 from stepsnet.stream import recomputed
 
 DRAWN = ("phi", "W_1")  # start values at random

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import stepsnet.residual
 from stepsnet.analysis.residual_stream import measure_stream
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
+from stepsnet.settings.config import ModelSpec
 
 TOKENS = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(5))
 NAMES = pytest.mark.parametrize("name", ["plain", *JOINED])

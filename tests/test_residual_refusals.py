@@ -22,11 +22,11 @@ import stepsnet
 import stepsnet.residual
 from stepsnet.analysis.design_costs import design_costs
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.residual import DESIGNS, BranchParts, Connection, Wiring, connect, declare_branches
-from stepsnet.user_modules import import_user_modules
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.user_modules import import_user_modules
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ from torch import nn
 
 from stepsnet.analysis.block_statistics import as_line, read_line, statistics_of
 from stepsnet.analysis.residual_stream import measure_stream
-from stepsnet.config import ModelSpec
-from stepsnet.console import Lines
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, step_sequences
@@ -23,10 +21,12 @@ from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.models.stepify.convert import stepify
 from stepsnet.models.steps_transformer import create
-from stepsnet.overrides import override
+from stepsnet.output.console import Lines
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS, connect
 from stepsnet.runs.train import train_run
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))

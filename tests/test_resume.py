@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from stepsnet.cli import main
 from stepsnet.engine.optim import rate_at
 from stepsnet.errors import UserError
-from stepsnet.overrides import override, read_recipe
-from stepsnet.provenance import provenance_of, trained_before, write_process
-from stepsnet.run_folder import lock_folder
+from stepsnet.run_folder.folder import lock_folder
+from stepsnet.run_folder.provenance import provenance_of, trained_before, write_process
+from stepsnet.settings.overrides import override, read_recipe
 
 SMALL = ["batch_size=32", "train_samples=64", "model.args.depths=[1,1,1]", "stream_epochs=0", "warmup_epochs=1"]
 SMALL += ["device=cpu", "log_interval=1"]
@@ -123,7 +123,7 @@ def test_what_a_run_was_made_with_before_is_recorded(copy, capsys, monkeypatch):
     """It began with one version and ended with another; updates that were trained again are of the later one."""
     first = json.loads((copy / "summary.json").read_text())
     assert "trained_before" not in first
-    monkeypatch.setattr("stepsnet.provenance._commit", lambda: "other")
+    monkeypatch.setattr("stepsnet.run_folder.provenance._commit", lambda: "other")
     assert run("resume", copy, "epochs=3", capsys=capsys)[0] == 0
     summary = json.loads((copy / "summary.json").read_text())
     kept = {key: first[key] for key in ("commit", "hardware", "versions", "ranks")}
@@ -132,12 +132,12 @@ def test_what_a_run_was_made_with_before_is_recorded(copy, capsys, monkeypatch):
     assert f"<dt>Until update 4</dt><dd>{first['commit'] or ''}</dd>" in page and "<dd>other</dd>" in page
     shutil.rmtree(copy / "checkpoints" / "step-00000006")
     (copy / "processes.jsonl").write_text((copy / "processes.jsonl").read_text() + '{"torn')
-    monkeypatch.setattr("stepsnet.provenance._commit", lambda: "third")
+    monkeypatch.setattr("stepsnet.run_folder.provenance._commit", lambda: "third")
     (copy / "summary.json").unlink()
     assert run("resume", copy, capsys=capsys)[0] == 0
     before = json.loads((copy / "summary.json").read_text())["trained_before"]
     assert [(part["until_update"], part["commit"]) for part in before] == [(4, first["commit"])]
-    monkeypatch.setattr("stepsnet.provenance._commit", lambda: "fourth")  # behind the torn line
+    monkeypatch.setattr("stepsnet.run_folder.provenance._commit", lambda: "fourth")  # behind the torn line
     (copy / "summary.json").unlink()
     assert run("resume", copy, capsys=capsys)[0] == 0
     before = json.loads((copy / "summary.json").read_text())["trained_before"]
@@ -242,7 +242,7 @@ def test_a_corrected_recipe_starts_where_nothing_was_trained(how, tmp_path, monk
         raise UserError(f"cannot write {path}")
 
     with monkeypatch.context() as patched:  # by which a start that is killed leaves one that can be corrected too
-        patched.setattr("stepsnet.resuming.write_atomically", full)
+        patched.setattr("stepsnet.run_folder.resuming.write_atomically", full)
         assert "cannot write" in refused(*corrected, capsys=capsys)
     assert run(*corrected, capsys=capsys)[0] == 0
     assert read_recipe(folder / "config.yaml").lr == 0.003 and (folder / "summary.json").exists()

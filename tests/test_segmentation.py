@@ -14,16 +14,16 @@ from pycocotools import mask as coco_mask
 from segmentation_images import CLASSES, TINY, write_camvid, write_pair
 from segmentation_tasks import tiny_recipe
 
-from stepsnet.checkpoint import save_weights, valid_checkpoints
 from stepsnet.cli import main
 from stepsnet.commands.analyze import analyze_shortcut
-from stepsnet.console import Lines
 from stepsnet.errors import UserError
-from stepsnet.inspection import read_inspection
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override
+from stepsnet.output.console import Lines
+from stepsnet.run_folder.checkpoint import save_weights, valid_checkpoints
+from stepsnet.run_folder.inspection import read_inspection
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
+from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task, describe_deployment
 from stepsnet.tasks.class_names import read_classes
 from stepsnet.tasks.segmentation.data import load_pairs

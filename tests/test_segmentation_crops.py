@@ -9,9 +9,9 @@ import torch
 from segmentation_tasks import batches, task_of
 from torchvision import tv_tensors
 
-from stepsnet.config import SegmentationAugment
 from stepsnet.engine.randomness import sample_of_run
 from stepsnet.engine.task import BatchShard
+from stepsnet.settings.config import SegmentationAugment
 from stepsnet.tasks.segmentation.data import IGNORED
 from stepsnet.tasks.segmentation.transforms import PhotometricDistortion, fit_within, training_transform
 

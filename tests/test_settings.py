@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from line_fits import SETTINGS, fit
 
-from stepsnet.config import RECIPE_TYPES, ModelSpec, Recipe, TrainingSettings
 from stepsnet.engine.optim import rate_at
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override, read_recipe, to_plain, to_yaml
 from stepsnet.recipes import RECIPES
 from stepsnet.runs.advice import check_settings, on_settings
+from stepsnet.settings.config import RECIPE_TYPES, ModelSpec, Recipe, TrainingSettings
+from stepsnet.settings.overrides import override, read_recipe, to_plain, to_yaml
 
 BASES = {recipe.task: recipe for recipe in RECIPES.values()}
 SCHEMAS = {task: pydantic.TypeAdapter(kind).json_schema() for task, kind in RECIPE_TYPES.items()}

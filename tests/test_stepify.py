@@ -13,11 +13,11 @@ from torch import nn
 
 import stepsnet
 from stepsnet import StepsNet
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, step_sequences, widths_of
 from stepsnet.models.build import build_model
 from stepsnet.models.stepify.example import Example
+from stepsnet.settings.config import ModelSpec
 
 PLAIN = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
 WINDOWS = dict(img_size=64, window_size=4, embed_dim=16, depths=(1, 1, 4, 1), num_heads=(1, 2, 4, 8), num_classes=7)

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import stepsnet
 from stepsnet.cli import main
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
+from stepsnet.settings.config import ModelSpec
 
 VIT = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

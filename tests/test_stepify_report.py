@@ -13,12 +13,12 @@ from stepsnet.analysis.complexity import count_complexity
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.cli import _parser, main
 from stepsnet.commands.options import recipe_and_folder
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import step_sequences
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override
 from stepsnet.recipes.any_model import stepify_pair, with_like_baseline
+from stepsnet.settings.config import ModelSpec
+from stepsnet.settings.overrides import override
 from stepsnet.tasks.classification.task import build
 
 VIT = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)

@@ -25,10 +25,10 @@ import stepsnet
 from stepsnet import StepsNet, StepsTransformerConfig, StepsTransformerForCausalLM
 from stepsnet.analysis.complexity import count_language_model
 from stepsnet.commands.table import compare_table
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.plan import heads_for
+from stepsnet.settings.config import ModelSpec
 
 ARGS = {"widths": (32, 48, 64), "depths": (2, 1, 1), "num_attention_heads": (2, 3, 4), "vocab_size": 101}
 

@@ -20,12 +20,12 @@ from toy_study import TOY, declared, run
 
 from stepsnet.engine.update import Diverged
 from stepsnet.errors import UserError
-from stepsnet.files import write_atomically
-from stepsnet.overrides import read_recipe, to_yaml
-from stepsnet.provenance import provenance, write_process
+from stepsnet.files.writing import write_atomically
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS
+from stepsnet.run_folder.provenance import provenance, write_process
 from stepsnet.runs.train import train_run
+from stepsnet.settings.overrides import read_recipe, to_yaml
 from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard

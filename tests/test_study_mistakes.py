@@ -12,9 +12,9 @@ from PIL import Image
 from toy_study import TOY, declared, run
 
 from stepsnet.errors import UserError
-from stepsnet.files import write_new
-from stepsnet.overrides import override, to_plain, to_yaml
+from stepsnet.files.writing import write_new
 from stepsnet.recipes import find_recipe
+from stepsnet.settings.overrides import override, to_plain, to_yaml
 from stepsnet.study.declare import Cell, read_study, studies
 from stepsnet.study.record import diverged_record, settings_of, write_record
 from stepsnet.study.results import read_results
@@ -603,7 +603,7 @@ OWN_METRIC = """
 from typing import ClassVar, Literal
 from pydantic.dataclasses import dataclass
 import stepsnet
-from stepsnet.config import STRICT, ClassificationRecipe
+from stepsnet.settings.config import STRICT, ClassificationRecipe
 from stepsnet.metrics import Metric
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -8,7 +8,7 @@ import pytest
 
 from stepsnet.commands.table import as_printed, compare_table, render_table
 from stepsnet.errors import UserError
-from stepsnet.markdown import markdown_table
+from stepsnet.output.markdown import markdown_table
 from stepsnet.paper.tables import TABLE_1, all_rows, model_of, note_of, printed_rows
 
 ROOT = Path(__file__).parent.parent

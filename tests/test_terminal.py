@@ -14,8 +14,8 @@ import pytest
 
 from stepsnet.cli import VERBS, main
 from stepsnet.errors import Stopped, UserError, exit_status
-from stepsnet.run_folder import folder_name, lock_folder
-from stepsnet.terminal import OutputLost, counted, printable, say
+from stepsnet.output.terminal import OutputLost, counted, printable, say
+from stepsnet.run_folder.folder import folder_name, lock_folder
 
 STEPSNET = [sys.executable, "-m", "stepsnet"]
 FULL = "/dev/full"

@@ -7,8 +7,8 @@ from PIL import Image
 from test_held_out import recipe_on
 from test_sources import SPEC, png, shades, write_shard
 
-from stepsnet.console import Display
 from stepsnet.errors import UserError
+from stepsnet.output.console import Display
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task

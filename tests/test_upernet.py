@@ -13,11 +13,11 @@ from transformers import ResNetConfig, UperNetConfig, UperNetForSemanticSegmenta
 from stepsnet.analysis.complexity import count_macs
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_speed
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, widths_of
 from stepsnet.models.build import build_model
 from stepsnet.models.upernet import UPerNet
+from stepsnet.settings.config import ModelSpec
 from stepsnet.tasks.segmentation.task import Segmentation
 
 

@@ -51,7 +51,7 @@ BROKEN = """
     import torch
     from torch import nn
     from stepsnet.engine.distributed import DistributedContext
-    from stepsnet.config import TrainingSettings
+    from stepsnet.settings.config import TrainingSettings
     from stepsnet.engine.task import BatchShard
     from stepsnet.engine.train import train
 
@@ -107,7 +107,7 @@ TASKS = {
     """,
     "segmentation": """
         from stepsnet.recipes import find_recipe
-        from stepsnet.overrides import override
+        from stepsnet.settings.overrides import override
         from stepsnet.tasks import build_task
         def make(root):
             changes = [f"data=camvid:{root / 'data'}", "model.args.num_classes=3", "batch_size=2", "workers=2"]

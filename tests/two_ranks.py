@@ -17,7 +17,6 @@ from classification_tasks import recipe_of
 from line_fits import SETTINGS, Points, Stopping, made, make_model
 from residual_ranks import compare_designs
 
-from stepsnet.checkpoint import latest
 from stepsnet.cli import main
 from stepsnet.engine.distributed import init_distributed, parallelize
 from stepsnet.engine.interrupt import Interrupted
@@ -25,7 +24,8 @@ from stepsnet.engine.task import BatchShard
 from stepsnet.engine.train import train
 from stepsnet.engine.update import Diverged
 from stepsnet.errors import UserError
-from stepsnet.overrides import read_recipe
+from stepsnet.run_folder.checkpoint import latest
+from stepsnet.settings.overrides import read_recipe
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.task import Classification

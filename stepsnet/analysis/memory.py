@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..device import autocast, check_amp_dtype
 from ..errors import UserError, nearest
 from ..macs import held_tensors
-from ..markdown import markdown_table
 from ..models.blocks import blocks_of, blocks_to_recompute, recompute_blocks
-from ..terminal import silenced
+from ..output.markdown import markdown_table
+from ..output.terminal import silenced
 
 __all__ = [
     "Memory",

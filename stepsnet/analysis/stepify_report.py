@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import in_a_line
 from ..macs import OF_MODULES
-from ..markdown import markdown_table
 from ..models.blocks import blocks_of, is_of_transformers, is_transformer_in_steps, step_sequences
 from ..models.stepify import model_and_example, stages_in_steps, stepify
 from ..models.stepify.example import Example
+from ..output.markdown import markdown_table
 from ..plan import steps_as_text
 from .complexity import count_layers
 from .memory import peak_bytes, sum_of_outputs

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..markdown import markdown_table
-from ..reading import dump_json
-from ..summary_stats import format_mean_std
-from ..terminal import say
+from ..files.reading import dump_json
+from ..output.markdown import markdown_table
+from ..output.summary_stats import format_mean_std
+from ..output.terminal import say
 from .options import place, runs_inside
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> None:
     for option in ("out", "force"):
         if getattr(options, option) and options.kind != "shortcut":
             raise UserError(f"analyze: got --{option} with {options.kind}, expected it only with shortcut")
-    from ..console import working
-    from ..run_folder import each_once
+    from ..output.console import working
+    from ..run_folder.folder import each_once
 
     folders = each_once([run for folder in options.runs for run in runs_inside(folder)])
     with working(f"analysing {', '.join(map(str, options.runs))}"):
@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> None:
             rows = analyze_drop(folders, options.data, options.each)
     if options.json:
         from ..device import pick_device_of_run
-        from ..provenance import provenance
-        from ..run_folder import read_run_recipe
+        from ..run_folder.folder import read_run_recipe
+        from ..run_folder.provenance import provenance
 
         where = pick_device_of_run(read_run_recipe(folders[0]).device)
         say(dump_json({"rows": rows, **provenance(where)}))
@@ -92,11 +92,11 @@ def analyze_shortcut(
     """
     from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
-    from ..checkpoint import load_into, valid_checkpoints
     from ..device import pick_device_of_run
-    from ..files import require_new, require_writable_folder
+    from ..files.writing import require_new, require_writable_folder
     from ..report.residual_stream import LabelledMeasurement, draw_stream
-    from ..run_folder import read_run_recipe
+    from ..run_folder.checkpoint import load_into, valid_checkpoints
+    from ..run_folder.folder import read_run_recipe
     from ..tasks import build_task
 
     require_writable_folder(out, "--out")
@@ -204,7 +204,7 @@ def _formatted(value: float | list[float]) -> str:
 
 
 def _run(folder: Path, data: str | None) -> tuple[nn.Module, Evaluate]:
-    from ..run_folder import read_run_recipe
+    from ..run_folder.folder import read_run_recipe
     from ..runs.evaluate import scored_run
 
     return scored_run(folder, read_run_recipe(folder), data)

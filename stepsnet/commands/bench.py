@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..reading import dump_json
-from ..terminal import say
+from ..files.reading import dump_json
+from ..output.terminal import say
 from .options import integers, whole
 
 HELP = "measure the speed and memory of models side by side (Fig. 6)"
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import Lines
+    from ..output.console import Lines
 
     memory = tuple(options.memory) if any(options.memory) else None
     if memory and (len(memory) != 2 or not 0 < memory[0] < memory[1]):
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
     if options.out:
-        from ..files import require_new, require_writable_folder
+        from ..files.writing import require_new, require_writable_folder
         from ..report.speed import FILES
 
         require_writable_folder(options.out, "--out")

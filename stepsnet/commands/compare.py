@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..terminal import counted, say
+from ..output.terminal import counted, say
 from .options import add_grid_options, add_run_options, recipe_and_folder, say_forecasts
 
 if TYPE_CHECKING:
-    from ..config import Recipe
-    from ..resuming import Resume
+    from ..run_folder.resuming import Resume
+    from ..settings.config import Recipe
 
 HELP = "train a StepsNet and its baseline under one recipe, side by side"
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
 def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
     """Find the mistakes that :func:`compare_and_tell` would find before it trains, and say what would be trained."""
     from ..models.grow.spec import with_sources
-    from ..resuming import settle_recipe
+    from ..run_folder.resuming import settle_recipe
     from ..runs.compare import check_entries, entries_of
 
     recipe = settle_recipe(folder, with_sources(recipe), resume, is_grid=True)
@@ -53,8 +53,8 @@ def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, res
 
 def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
     """Run a comparison, or continue one, and print its result."""
-    from ..console import choose_display
     from ..metrics import headline
+    from ..output.console import choose_display
 
     with choose_display() as display:
         from ..runs.compare import compare  # takes seconds

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..reading import dump_json
-from ..summary_stats import format_mean_std
-from ..terminal import say
+from ..files.reading import dump_json
+from ..output.summary_stats import format_mean_std
+from ..output.terminal import say
 from .options import place, runs_inside, say_how_far, whole
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import working
     from ..metrics import format_metric, metric_label
+    from ..output.console import working
 
     if options.model and not options.data:
         raise UserError("eval: got --model without --data, expected --data too, such as --data folder:PATH")
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
     """``--stride`` as an override. Raises UserError if a run is not that of a language model."""
-    from ..run_folder import read_run_recipe
+    from ..run_folder.folder import read_run_recipe
 
     if given is None:
         return []
@@ -84,8 +84,8 @@ def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
 
 def render_scores(scores: Scores) -> str:
     """A Markdown table of all runs, of the models with several seeds and of the differences; below it, the summary."""
-    from ..markdown import markdown_table
     from ..metrics import find_metric, format_metric, metric_label
+    from ..output.markdown import markdown_table
 
     names = list(dict.fromkeys(name for row in scores.runs for name in row["metrics"]))
     rows = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..reading import dump_json
-from ..terminal import say
+from ..files.reading import dump_json
+from ..output.terminal import say
 
 HELP = "write a model as a file for other runtimes: ONNX, OpenVINO or torch.export"
 
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import working
-    from ..overrides import parse_assignments
+    from ..output.console import working
+    from ..settings.overrides import parse_assignments
 
     with working(f"exporting {options.model}"):
         from ..deploy.export import export_model  # takes seconds

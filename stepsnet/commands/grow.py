@@ -7,11 +7,11 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..terminal import say
+from ..output.terminal import say
 from .options import add_run_options, integers, typed_keys, whole
 
 if TYPE_CHECKING:
-    from ..config import Recipe
+    from ..settings.config import Recipe
 
 HELP = "train the network of a run further, as the first step of a wider one"
 
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..consent import require_asked_for
-    from ..overrides import override
-    from ..run_folder import CONFIG, folder_name, read_run_recipe
+    from ..run_folder.folder import CONFIG, folder_name, read_run_recipe
+    from ..settings.consent import require_asked_for
+    from ..settings.overrides import override
     from .train import train_or_forecast
 
     recipe = grown_recipe(read_run_recipe(options.source), options.source, _args(options))
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
 
 def grown_recipe(recipe: Recipe, source: Path, args: dict[str, Any]) -> Recipe:
     """A run's recipe with its network grown: training settings stay, what holds for the old run alone is dropped."""
-    from ..config import ModelSpec
+    from ..settings.config import ModelSpec
 
     nothing: dict[str, Any] = {"baseline": None, "expected": {}, "earlier_epochs": (), "threads": None}
     nothing |= {key: None for key in ("init", "baseline_init") if hasattr(recipe, key)}

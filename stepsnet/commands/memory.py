@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..reading import dump_json
-from ..terminal import say
+from ..files.reading import dump_json
+from ..output.terminal import say
 
 HELP = "predict the memory that training takes on each device"
 _SETTINGS = ("batch_size", "devices", "accumulation_steps", "shard", "average", "grad_checkpointing", "amp_dtype")

@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
-from ..markdown import markdown_table
-from ..reading import dump_json
-from ..terminal import say
+from ..files.reading import dump_json
+from ..output.markdown import markdown_table
+from ..output.terminal import say
 from .options import add_import_option, import_modules
 
 HELP = "list the models, their baselines and sizes; the designs of the residual stream and their costs"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..machine import is_main_process
-from ..terminal import say
+from ..output.terminal import say
 
 if TYPE_CHECKING:
-    from ..config import Recipe
+    from ..settings.config import Recipe
 
 __all__ = [
     "add_grid_options",
@@ -77,8 +77,8 @@ def say_forecasts(
         resumes: whether the single run in ``folder`` is continued if it has begun.
         past: for each recipe, whether its runs in ``folder`` no longer need the weights that they start from.
     """
-    from ..console import working
-    from ..files import require_writable_folder
+    from ..files.writing import require_writable_folder
+    from ..output.console import working
 
     require_writable_folder(folder, "--run")
     with working("building the model and loading a batch"):
@@ -105,7 +105,7 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
 
 def import_modules(options: argparse.Namespace) -> None:
     """Import the modules that ``--import`` names. Raises UserError if that fails."""
-    from ..user_modules import import_user_modules
+    from ..settings.user_modules import import_user_modules
 
     import_user_modules(options.imports)
 
@@ -150,12 +150,12 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     Raises:
         UserError: there is no such recipe, or a change to it is wrong.
     """
-    from ..consent import require_or_remember
-    from ..overrides import override
-    from ..reading import yaml_file
+    from ..files.reading import yaml_file
     from ..recipes import find_or_read
     from ..recipes.any_model import with_like_baseline, with_vocabulary
-    from ..resuming import folder_of
+    from ..run_folder.resuming import folder_of
+    from ..settings.consent import require_or_remember
+    from ..settings.overrides import override
 
     if getattr(options, "model", None):
         recipe = _pair_of_model(options)
@@ -184,7 +184,7 @@ def runs_inside(folder: Path) -> list[Path]:
     Raises:
         UserError: the folder is not that of a run, or none of the runs in it has weights.
     """
-    from ..run_folder import find_runs, has_weights, require_run
+    from ..run_folder.folder import find_runs, has_weights, require_run
 
     runs = find_runs([folder])
     if runs == [folder]:
@@ -201,7 +201,7 @@ def runs_inside(folder: Path) -> list[Path]:
 
 def say_how_far(run: Path) -> None:
     """If a run has not ended, say on stderr at which update its weights were saved."""
-    from ..run_folder import on_unfinished
+    from ..run_folder.folder import on_unfinished
 
     for line in on_unfinished(run):
         say(f"stepsnet: {line}", error=True)

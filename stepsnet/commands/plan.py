@@ -6,10 +6,10 @@ import argparse
 from typing import get_args
 
 from ..errors import UserError
-from ..markdown import markdown_table
+from ..files.reading import dump_json
+from ..output.markdown import markdown_table
+from ..output.terminal import say
 from ..plan import Profile, StepPlan, plan_steps
-from ..reading import dump_json
-from ..terminal import say
 
 HELP = "plan the widths and depths of a StepsNet"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..reading import dump_json
-from ..terminal import counted, say
+from ..files.reading import dump_json
+from ..output.terminal import counted, say
 from .options import runs_inside, say_how_far, whole
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from ..errors import UserError
-from ..terminal import say
+from ..output.terminal import say
 
 HELP = "publish a run on the Hugging Face hub, for timm, transformers and others, or write the same as a folder"
 

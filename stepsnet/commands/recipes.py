@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from ..reading import dump_json, parse_yaml, yaml_file
-from ..terminal import say
+from ..files.reading import dump_json, parse_yaml, yaml_file
+from ..output.terminal import say
 
 if TYPE_CHECKING:
-    from ..config import Recipe
+    from ..settings.config import Recipe
 
 __all__ = ["explain"]
 
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..overrides import read_recipe
     from ..recipes import RECIPES, matching
+    from ..settings.overrides import read_recipe
 
     if len(options.patterns) == 1 and (declaration := _study(options.patterns[0])):
         say(dump_json(parse_yaml(declaration, "study")) if options.json else declaration)
@@ -70,14 +70,14 @@ def explain(recipe: Recipe) -> str:
     """The recipe as YAML, with each key's meaning, type, bounds and default as a comment."""
     import pydantic
 
-    from ..overrides import to_plain
+    from ..settings.overrides import to_plain
 
     schema = pydantic.TypeAdapter(type(recipe)).json_schema()
     return "\n".join([f"# {recipe.title or recipe.name}", *_lines(to_plain(recipe), schema, schema["$defs"])])
 
 
 def _lines(values: Mapping[str, Any], schema: Schema, defined: Schema) -> Iterator[str]:
-    from ..reading import dump_yaml
+    from ..files.reading import dump_yaml
 
     for key, value in values.items():
         field = schema["properties"][key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..terminal import counted, say
+from ..output.terminal import counted, say
 
 HELP = "write one HTML page for any runs, finished or not"
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from ..report import write_report
-    from ..run_folder import find_runs
+    from ..run_folder.folder import find_runs
 
     runs = find_runs(options.runs)
     write_report(runs, options.out, options.title, options.force)

@@ -11,7 +11,7 @@ from ..errors import UserError
 from .options import add_jobs_option, place, typed_keys
 
 if TYPE_CHECKING:
-    from ..config import Recipe
+    from ..settings.config import Recipe
 
 HELP = "continue a run, a comparison or a sweep from its folder alone, also for more epochs"
 
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..consent import require_asked_for
-    from ..overrides import override, read_recipe
-    from ..run_folder import CONFIG, kind_of, recipes_of_runs, require_run
+    from ..run_folder.folder import CONFIG, kind_of, recipes_of_runs, require_run
+    from ..settings.consent import require_asked_for
+    from ..settings.overrides import override, read_recipe
 
     def changed(recipe: Recipe) -> Recipe:
         recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _sweep(folder: Path) -> list[Recipe]:
     """The recipes of a sweep. Raises UserError if the folder is not a sweep's."""
-    from ..run_folder import recipes_of_runs
+    from ..run_folder.folder import recipes_of_runs
     from ..runs.grid import run_name
 
     found = recipes_of_runs(folder)

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, get_args
 
 from ..errors import UserError
+from ..files.reading import dump_json
+from ..output.terminal import say
 from ..plan import Profile
-from ..reading import dump_json
-from ..terminal import say
 from .options import add_import_option, import_modules, integers, whole
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import working
+    from ..output.console import working
 
     import_modules(options)
     with working("building both models"):
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
 def _describe(options: argparse.Namespace) -> StepifyReport:
     from ..analysis.stepify_report import describe_stepify
     from ..models.stepify import OPTIONS
-    from ..overrides import parse_assignments
+    from ..settings.overrides import parse_assignments
 
     given = {key: getattr(options, key) for key in ("steps", "profile", "match", "blocks", "round_to")}
     if (options.widths or options.depths or options.heads) and any(given.values()):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest
-from ..terminal import counted, say
+from ..output.terminal import counted, say
 from .options import add_grid_options, add_run_options, say_forecasts
 
 if TYPE_CHECKING:
-    from ..config import Recipe
-    from ..resuming import Resume
+    from ..run_folder.resuming import Resume
+    from ..settings.config import Recipe
 
 HELP = "run a declared study, or train a grid of recipes and seeds (Fig. 1)"
 
@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..consent import require_or_remember
-    from ..overrides import override
-    from ..reading import yaml_file
+    from ..files.reading import yaml_file
     from ..recipes import RECIPES, matching
+    from ..settings.consent import require_or_remember
+    from ..settings.overrides import override
     from ..study.declare import find_study, studies
 
     patterns = [text for text in options.patterns if "=" not in text]
@@ -95,7 +95,7 @@ def sweep_and_tell(
     recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
 ) -> None:
     """Run a sweep, or continue one, and print its result."""
-    from ..console import choose_display
+    from ..output.console import choose_display
 
     with choose_display() as display:
         from ..runs.report import where_to_look

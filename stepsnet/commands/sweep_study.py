@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..consent import fetched_by, remember_as_asked, require_or_remember
-from ..console import choose_display
 from ..errors import UserError
-from ..files import require_writable_folder
-from ..overrides import override, parse_assignments
+from ..files.writing import require_writable_folder
+from ..output.console import choose_display
+from ..output.summary_stats import percent
+from ..output.terminal import say
 from ..recipes import RECIPES, find_recipe
 from ..report.words import count
+from ..settings.consent import fetched_by, remember_as_asked, require_or_remember
+from ..settings.overrides import override, parse_assignments
 from ..study.conductor import conduct
 from ..study.declare import Cell, Study
 from ..study.pages import write_study
@@ -22,8 +24,6 @@ from ..study.render import render_study
 from ..study.results import check_results, read_results
 from ..study.run_plan import a_final, check_models, data_of, due, progress, recipe_of, with_variant
 from ..study.verdict import cannot_be_made, half_width
-from ..summary_stats import percent
-from ..terminal import say
 
 __all__ = ["run_study"]
 

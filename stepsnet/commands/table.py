@@ -8,10 +8,10 @@ from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
 from typing import Any
 
-from ..markdown import markdown_table
+from ..files.reading import dump_json
+from ..output.markdown import markdown_table
+from ..output.terminal import say
 from ..paper.tables import model_of, note_of, printed_rows
-from ..reading import dump_json
-from ..terminal import say
 
 __all__ = ["compare_table", "render_table"]
 
@@ -75,8 +75,8 @@ def compare_table(table: str) -> list[dict[str, Any]]:
     import torch
 
     from ..analysis.complexity import count_complexity, count_detector, count_language_model
-    from ..config import ModelSpec
     from ..models.build import build_model
+    from ..settings.config import ModelSpec
 
     counting: dict[str, Callable[[Any], Any]] = {
         "2a": count_detector,

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..terminal import counted, say
+from ..output.terminal import counted, say
 from .options import add_run_options, recipe_and_folder, say_forecasts
 
 if TYPE_CHECKING:
-    from ..config import Recipe
-    from ..resuming import Resume
+    from ..run_folder.resuming import Resume
+    from ..settings.config import Recipe
 
 HELP = "train a recipe, or continue a run"
 
@@ -29,7 +29,7 @@ def train_or_forecast(recipe: Recipe, folder: Path, options: argparse.Namespace)
     """Train a recipe in a folder, or with ``--dry-run`` show what would be trained."""
     if options.dry_run:
         from ..models.grow.spec import with_sources
-        from ..resuming import settle_recipe
+        from ..run_folder.resuming import settle_recipe
 
         recipe = settle_recipe(folder, with_sources(recipe), options.resume)
         say_forecasts([(recipe, "")], "the run", folder, bool(options.resume))
@@ -39,8 +39,8 @@ def train_or_forecast(recipe: Recipe, folder: Path, options: argparse.Namespace)
 
 def train_and_tell(recipe: Recipe, folder: Path, resume: Resume) -> None:
     """Train a recipe in a folder, or continue there, and print the result."""
-    from ..console import choose_display
     from ..metrics import SPLITS, headline
+    from ..output.console import choose_display
 
     with choose_display() as display:
         from ..runs.report import where_to_look

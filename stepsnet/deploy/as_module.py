@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..config import ModelSpec
 from ..errors import UserError
+from ..settings.config import ModelSpec
 from .export import write_checked
 from .formats import FORMATS
 from .sessions import Session, check_runtime, open_session

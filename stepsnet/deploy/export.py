@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..errors import UserError
-from ..files import flush, require_new
-from ..redact import public_value
+from ..files.writing import flush, require_new
+from ..output.redact import public_value
 from ..runs.results import Run
 from ..tasks.deployment import Deployment
 from .capture import Captured, NotCaptured, capture, first_line, flat_outputs, quiet

@@ -11,8 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import load_into
-from ..config import ClassificationRecipe, ModelSpec
 from ..errors import UserError, import_extra, in_a_line
 from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
 from ..models.blocks import is_transformer_in_steps
@@ -21,7 +19,9 @@ from ..models.compilation import restore_forward
 from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
-from ..run_folder import CONFIG, on_unfinished, read_run_recipe
+from ..run_folder.checkpoint import load_into
+from ..run_folder.folder import CONFIG, on_unfinished, read_run_recipe
+from ..settings.config import ClassificationRecipe, ModelSpec
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
 from .capture import flat_outputs, other_picture_sizes

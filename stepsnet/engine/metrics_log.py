@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, in_a_line
-from ..files import write_atomically
-from ..reading import dump_json
-from ..run_records import metrics_text, parse_metrics
+from ..files.reading import dump_json
+from ..files.writing import write_atomically
+from ..run_folder.records import metrics_text, parse_metrics
 from .tracking import Tracker, scalars
 
 __all__ = ["MetricsLog", "trim_log"]

@@ -11,9 +11,9 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
-from ..config import TrainingSettings
 from ..errors import UserError, in_a_line, nearest
-from ..terminal import silenced
+from ..output.terminal import silenced
+from ..settings.config import TrainingSettings
 
 __all__ = [
     "Schedule",

@@ -6,11 +6,11 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from ..config import TrainingSettings
 from ..errors import UserError
 from ..models.blocks import blocks_to_recompute, recompute_blocks
 from ..models.cuda_graph import GraphedInference, GraphedTraining
 from ..models.optimize import optimize
+from ..settings.config import TrainingSettings
 from .distributed import DistributedContext, parallelize
 from .optim import build_optimizer
 from .train_state import TrainState

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..analysis.complexity import Complexity
 from ..errors import UserError
-from ..inspection import Section
+from ..run_folder.inspection import Section
 
 __all__ = ["BatchShard", "EvaluationBatch", "Task", "data_counts"]
 
@@ -183,5 +183,5 @@ class Task(Protocol):
 
 
 def data_counts(task: Task) -> dict[str, int]:
-    """What a checkpoint records about a task's data, for :meth:`stepsnet.checkpoint.Checkpoint.check_data`."""
+    """What a checkpoint records about a task's data; :meth:`.Checkpoint.check_data` compares it."""
     return {**task.sizes(), "updates an epoch": task.steps_per_epoch}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, import_extra, in_a_line
-from ..files import write_atomically
+from ..files.writing import write_atomically
 
 __all__ = ["Tracker", "open_trackers", "scalars"]
 

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from ..analysis.residual_stream import NoStream, stream_line, stream_line_of
-from ..config import TrainingSettings
 from ..device import autocast
 from ..errors import UserError, in_a_line, is_out_of_memory, nearest
 from ..metrics import METRICS, higher_is_better
-from ..redact import public
+from ..output.redact import public
+from ..settings.config import TrainingSettings
 from .distributed import DistributedContext, broadcast_buffers, unwrap
 from .interrupt import Interrupted, catch_signals
 from .metrics_log import MetricsLog, trim_log

@@ -28,7 +28,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from ..checkpoint import (
+from ..errors import UserError, in_a_line
+from ..files.writing import flush, is_whole, write_sums
+from ..run_folder.checkpoint import (
     SHARDS,
     STATE,
     Checkpoint,
@@ -39,9 +41,7 @@ from ..checkpoint import (
     save_weights,
     untied,
 )
-from ..errors import UserError, in_a_line
-from ..files import flush, is_whole, write_sums
-from ..run_records import checkpoint_folders, step_of
+from ..run_folder.records import checkpoint_folders, step_of
 from .distributed import DistributedContext, unwrap
 
 __all__ = ["TrainState", "find_checkpoint", "full_state_dict"]

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..config import TrainingSettings
 from ..device import autocast
 from ..errors import UserError, is_out_of_memory
+from ..settings.config import TrainingSettings
 from .distributed import DistributedContext, full_tensor, unwrap
 from .optim import scaled_lr
 from .randomness import seed_step

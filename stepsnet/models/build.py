@@ -13,10 +13,10 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from ..config import ModelSpec
 from ..errors import UserError, in_a_line, nearest, place_in_user_code
 from ..machine import host_memory
 from ..plan import MOST_BLOCKS
+from ..settings.config import ModelSpec
 
 __all__ = [
     "DETECTORS",

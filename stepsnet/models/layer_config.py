@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..files import write_atomically
+from ..files.writing import write_atomically
 from ..plan import per_block
 
 __all__ = ["InstalledCode", "LayerConfig", "PerLayer"]

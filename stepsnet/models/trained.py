@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from ..checkpoint import load_into
-from ..config import LanguageRecipe, Recipe
-from ..run_folder import read_weights
+from ..run_folder.checkpoint import load_into
+from ..run_folder.folder import read_weights
+from ..settings.config import LanguageRecipe, Recipe
 from .build import build_model, fit_positions
 
 __all__ = ["trained_model"]

@@ -22,11 +22,11 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from ..errors import UserError, in_a_line, nearest
-from ..markdown import markdown_table
-from ..run_folder import read_weights
+from ..output.markdown import markdown_table
+from ..output.summary_stats import format_count
+from ..output.terminal import silenced
+from ..run_folder.folder import read_weights
 from ..steps import StepsNet
-from ..summary_stats import format_count
-from ..terminal import silenced
 from . import steps_deit, steps_resnet, steps_swin
 from .stepify.sequence import StepSequence
 

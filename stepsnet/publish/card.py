@@ -12,20 +12,20 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..config import Recipe
 from ..errors import UserError
-from ..inspection import encodable
-from ..markdown import markdown_table
+from ..files.reading import dump_yaml, read_yaml
 from ..metrics import find_metric, format_metric, metric_label, split_and_key
-from ..overrides import to_plain
+from ..output.markdown import markdown_table
+from ..output.redact import public, public_command, public_value
+from ..output.summary_stats import format_mean_std
 from ..plan import steps_as_text, steps_of
-from ..provenance import joined
-from ..reading import dump_yaml, read_yaml
-from ..redact import public, public_command, public_value
 from ..report.load_runs import LoadedRun, load_run
 from ..report.words import count, duration, key_in_words, updates_in_words
-from ..run_folder import read_run_recipe
-from ..summary_stats import format_mean_std
+from ..run_folder.folder import read_run_recipe
+from ..run_folder.inspection import encodable
+from ..run_folder.provenance import joined
+from ..settings.config import Recipe
+from ..settings.overrides import to_plain
 from ..tasks.publication import Publication
 from ..tasks.splits import split_of
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..config import Recipe
 from ..errors import UserError, nearest
-from ..overrides import read_recipe
-from ..reading import yaml_file
+from ..files.reading import yaml_file
+from ..settings.config import Recipe
+from ..settings.overrides import read_recipe
 from . import ablations, ade20k, camvid, cifar10, coco, deeper, digits, imagenet, images, pennfudan, text, wikitext103
 
 __all__ = ["RECIPES", "find_or_read", "find_recipe", "matching"]

@@ -6,7 +6,7 @@ is that of DeiT-S and Swin-T. Not yet trained by us at this scale.
 
 from __future__ import annotations
 
-from ..config import ClassificationRecipe
+from ..settings.config import ClassificationRecipe
 from .imagenet import IMAGENET
 from .table_rows import by_name, recipe_of_row
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import ModelSpec, SegmentationAugment, SegmentationRecipe
+from ..settings.config import ModelSpec, SegmentationAugment, SegmentationRecipe
 from .table_rows import by_name, recipe_of_row
 
 __all__ = ["ADE20K", "RECIPES"]

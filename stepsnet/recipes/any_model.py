@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Augment, ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
 from ..errors import UserError, in_a_line
-from ..reading import read_json
+from ..files.reading import read_json
+from ..settings.config import Augment, ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
 
 __all__ = ["stepify_pair", "with_like_baseline", "with_vocabulary"]
 

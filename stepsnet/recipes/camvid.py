@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..config import ModelSpec
+from ..settings.config import ModelSpec
 from .ade20k import ADE20K
 from .table_rows import by_name
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..config import Augment, ClassificationRecipe, ModelSpec
+from ..settings.config import Augment, ClassificationRecipe, ModelSpec
 from .digits import depth_recipes, one_width, three_steps
 from .table_rows import by_name
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..config import DetectionAugment, DetectionRecipe, ModelSpec
+from ..settings.config import DetectionAugment, DetectionRecipe, ModelSpec
 from .table_rows import by_name, recipe_of_row
 
 __all__ = ["COCO", "RECIPES"]

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ..config import ClassificationRecipe, ModelSpec
 from ..plan import heads_for, steps_as_text
+from ..settings.config import ClassificationRecipe, ModelSpec
 from .table_rows import by_name
 
 __all__ = ["RECIPES", "depth_recipes", "one_width", "three_steps"]

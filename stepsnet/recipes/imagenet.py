@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..config import Augment, ClassificationRecipe, ModelSpec
+from ..settings.config import Augment, ClassificationRecipe, ModelSpec
 from .table_rows import by_name, recipe_of_row, spec_of_row
 
 __all__ = ["IMAGENET", "RECIPES"]

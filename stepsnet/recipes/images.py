@@ -6,7 +6,7 @@ the learning rate for both (docs/your-model.md). Models of timm (`--model`) and 
 
 from __future__ import annotations
 
-from ..config import Augment, ClassificationRecipe
+from ..settings.config import Augment, ClassificationRecipe
 from .digits import one_width, three_steps
 from .table_rows import by_name
 

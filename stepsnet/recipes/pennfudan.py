@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..config import DetectionAugment, DetectionRecipe, ModelSpec
+from ..settings.config import DetectionAugment, DetectionRecipe, ModelSpec
 from .table_rows import by_name
 
 __all__ = ["RECIPES"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from ..config import ModelSpec, Recipe
 from ..paper.tables import ALLOCATION_IS_OURS, model_of, note_of, printed_row
+from ..settings.config import ModelSpec, Recipe
 
 __all__ = ["by_name", "recipe_of_row", "spec_of_row"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..config import ModelSpec
+from ..settings.config import ModelSpec
 from .table_rows import by_name
 from .wikitext103 import WIKITEXT103
 

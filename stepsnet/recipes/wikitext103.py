@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import LanguageRecipe, ModelSpec
+from ..settings.config import LanguageRecipe, ModelSpec
 from .table_rows import by_name, recipe_of_row
 
 __all__ = ["RECIPES", "WIKITEXT103"]

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from ..inspection import Confusion, read_inspection
+from ..run_folder.inspection import Confusion, read_inspection
 from .figure import ReportFigure, csv_rows, make_panels
 from .load_runs import Group, LoadedRun
 from .words import number, sentence

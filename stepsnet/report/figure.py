@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import get_font_names
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from ..files import write_atomically
+from ..files.writing import write_atomically
 from .load_runs import Group, LoadedRun, members
 
 __all__ = [

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
-from ..colors import OKABE_ITO
-from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE_LENGTH
 from ..errors import UserError, in_a_line
-from ..inspection import encodable
+from ..files.reading import dump_yaml, parse_json, parse_yaml, read_text, read_yaml
 from ..metrics import METRICS
-from ..overrides import read_recipe, to_plain
+from ..output.colors import OKABE_ITO
+from ..output.redact import public, without_place
 from ..plan import steps_of
-from ..reading import dump_yaml, parse_json, parse_yaml, read_text, read_yaml
-from ..redact import public, without_place
-from ..run_folder import CONFIG, RECIPES_FOLDER, require_run
-from ..run_records import diverged_at, metrics_text, read_label, read_summary
+from ..run_folder.folder import CONFIG, RECIPES_FOLDER, require_run
+from ..run_folder.inspection import encodable
+from ..run_folder.records import diverged_at, metrics_text, read_label, read_summary
+from ..settings.config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE_LENGTH
+from ..settings.overrides import read_recipe, to_plain
 
 STEPS, BASELINE = "StepsNet", "baseline"
 OF_DATA_SIZE = ("samples", "text", "images")  # keys of summary.json; each task has its own

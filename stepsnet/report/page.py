@@ -18,12 +18,12 @@ import jinja2
 from markupsafe import Markup
 
 from ..errors import UserError
-from ..inspection import encodable
+from ..files.own_files import write_own_files
 from ..metrics import METRICS, format_metric, metric_label
-from ..own_files import write_own_files
+from ..output.terminal import printable
 from ..plan import steps_as_text
-from ..provenance import joined
-from ..terminal import printable
+from ..run_folder.inspection import encodable
+from ..run_folder.provenance import joined
 from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from ..analysis.block_statistics import StreamMeasurement, summarize
-from ..colors import OKABE_ITO
+from ..output.colors import OKABE_ITO
 from .figure import ReportFigure, in_style, make_panels, save_figure, write_csv
 from .load_runs import LINESTYLES, Group
 from .words import join, number, sentence

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..inspection import Confusion, Picture, Section, read_inspection
 from ..metrics import find_metric
+from ..run_folder.inspection import Confusion, Picture, Section, read_inspection
 from .load_runs import Group, LoadedRun, members
 from .words import join, mean_std
 

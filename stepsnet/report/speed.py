@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ..colors import OKABE_ITO
 from ..metrics import METRICS
+from ..output.colors import OKABE_ITO
 from .figure import in_style, save_figure, write_csv
 from .load_runs import BASELINE, STEPS
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
-from ..summary_stats import format_count, format_mean_std
+from ..output.summary_stats import format_count, format_mean_std
 from .load_runs import BASELINE, STEPS, Group, comparable
 
 __all__ = [

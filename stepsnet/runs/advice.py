@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ..config import DenseRecipe, Recipe
 from ..errors import UserError
 from ..recipes import RECIPES
+from ..settings.config import DenseRecipe, Recipe
 
 __all__ = ["check_settings", "on_settings"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import ABOUT_THE_RECIPE, OF_THE_MODEL, Recipe, TrainingSettings
-from ..console import Display
 from ..engine.task import data_counts
 from ..errors import UserError
 from ..models.build import DETECTORS, build_model
+from ..output.console import Display
+from ..settings.config import ABOUT_THE_RECIPE, OF_THE_MODEL, Recipe, TrainingSettings
 from ..tasks import open_data
 from .advice import on_settings
 from .prepare import build_and_start, open_and_resolve

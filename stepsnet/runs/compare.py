@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import Recipe
-from ..console import Display
-from ..files import write_atomically
-from ..from_data import with_baseline
+from ..files.reading import dump_json
+from ..files.writing import write_atomically
 from ..models.grow.spec import with_sources
-from ..reading import dump_json
+from ..output.console import Display
+from ..output.summary_stats import mean_and_std
 from ..report.load_runs import BASELINE, STEPS
-from ..resuming import Resume, settle_recipe
-from ..run_folder import has_begun
-from ..run_records import diverged_at
-from ..summary_stats import mean_and_std
+from ..run_folder.folder import has_begun
+from ..run_folder.records import diverged_at
+from ..run_folder.resuming import Resume, settle_recipe
+from ..settings.config import Recipe
+from ..settings.from_data import with_baseline
 from .check import CheckedRecipe, check_grid, tell
 from .grid import COMPARISON_FILE, Entry, have_checkpoints, train_grid
 

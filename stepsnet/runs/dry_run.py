@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from ..analysis.complexity import Complexity
 from ..analysis.memory import Memory, peak_bytes, readable_bytes, states_memory
-from ..config import Recipe
 from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.optim import Schedule, build_optimizer
 from ..engine.prepare import prepare
 from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import describe_batch
 from ..errors import import_extra
-from ..from_data import with_baseline
 from ..models.blocks import blocks_to_recompute, recompute_blocks
 from ..models.build import build_model
-from ..overrides import to_yaml
-from ..resuming import can_go_on, is_past_its_start
-from ..terminal import counted
+from ..output.terminal import counted
+from ..run_folder.resuming import can_go_on, is_past_its_start
+from ..settings.config import Recipe
+from ..settings.from_data import with_baseline
+from ..settings.overrides import to_yaml
 from .prepare import check_folder, prepare_run
 
 __all__ = ["Forecast", "forecast", "render_forecasts"]

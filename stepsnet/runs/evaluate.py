@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint import load_into
-from ..config import Recipe
 from ..device import autocast, pick_device, pick_device_of_run
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
 from ..models.optimize import optimize
 from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
-from ..overrides import override
-from ..run_folder import read_run_recipe
+from ..output.terminal import say
+from ..run_folder.checkpoint import load_into
+from ..run_folder.folder import read_run_recipe
+from ..settings.config import Recipe
+from ..settings.overrides import override
 from ..tasks import build_task
 from ..tasks.classification.any_model import build_by_name
 from ..tasks.remarks import on_order
 from ..tasks.splits import divided_for
-from ..terminal import say
 
 __all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
 

@@ -10,22 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import Recipe
-from ..console import Display
 from ..errors import UserError
-from ..files import remove_temporaries, write_atomically
-from ..overrides import read_recipe, to_yaml
-from ..resuming import (
-    Resume,
-    check_data,
-    holds_another,
-    is_past_its_start,
-    open_run_folder,
-    put_aside,
-    require_begun,
-    settle_recipe,
-)
-from ..run_folder import (
+from ..files.writing import remove_temporaries, write_atomically
+from ..output.console import Display
+from ..run_folder.folder import (
     CONFIG,
     RECIPES_FOLDER,
     folder_name,
@@ -35,7 +23,19 @@ from ..run_folder import (
     names_in,
     read_run_recipe,
 )
-from ..run_records import read_summary
+from ..run_folder.records import read_summary
+from ..run_folder.resuming import (
+    Resume,
+    check_data,
+    holds_another,
+    is_past_its_start,
+    open_run_folder,
+    put_aside,
+    require_begun,
+    settle_recipe,
+)
+from ..settings.config import Recipe
+from ..settings.overrides import read_recipe, to_yaml
 from .launch import Failure, Job, error_of, run_all, share_of_cores
 from .report import report_or_tell
 
@@ -116,7 +116,7 @@ def train_grid(
 
     Args:
         seeds: for every entry; None: each has that of its recipe.
-        resume: as :data:`stepsnet.resuming.Resume`, for each run.
+        resume: as :data:`stepsnet.run_folder.resuming.Resume`, for each run.
         recipe: that of a comparison, to be written as its ``config.yaml``; None for a sweep.
 
     Raises:

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..checkpoint import load_into
-from ..config import Recipe
 from ..device import autocast
 from ..engine.randomness import keep_random_states
 from ..engine.task import Task
-from ..inspection import write_inspection
 from ..models.build import build_model
+from ..run_folder.checkpoint import load_into
+from ..run_folder.inspection import write_inspection
+from ..settings.config import Recipe
 
 __all__ = ["inspect_run"]
 

@@ -27,7 +27,7 @@ from ..errors import Fault, UserError, exit_status
 from ..machine import cores
 
 if TYPE_CHECKING:
-    from ..console import Display
+    from ..output.console import Display
 
 __all__ = ["Failure", "Job", "error_of", "run_all", "share_of_cores", "use_one_gpu"]
 
@@ -212,10 +212,10 @@ def _command() -> list[str]:
 
 
 def _run_job() -> Any:
-    from ..console import Events
-    from ..overrides import read_recipe
-    from ..provenance import recorded_command
-    from ..run_folder import lock_folder
+    from ..output.console import Events
+    from ..run_folder.folder import lock_folder
+    from ..run_folder.provenance import recorded_command
+    from ..settings.overrides import read_recipe
     from .train import train_run
 
     job = Job(**json.loads(sys.stdin.readline()))

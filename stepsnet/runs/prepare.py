@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import Recipe
 from ..engine.optim import rate_at
 from ..engine.task import Task, data_counts
 from ..models.grow.spec import start_grown, with_sources
-from ..resuming import check_data, check_length
-from ..run_folder import updates_done
+from ..run_folder.folder import updates_done
+from ..run_folder.resuming import check_data, check_length
+from ..settings.config import Recipe
 from ..tasks import build_opened, open_data, resolve
 from .advice import check_settings, on_settings
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from ..own_files import NotOurFile
+from ..files.own_files import NotOurFile
 from ..report import write_report
 
 __all__ = ["report_or_tell", "where_to_look"]

@@ -13,12 +13,12 @@ from torch import nn
 
 from ..device import pick_device_of_run
 from ..errors import UserError, import_extra
+from ..files.reading import read_json
 from ..models.trained import trained_model
-from ..reading import read_json
 from ..report.load_runs import BASELINE, STEPS, load_run
 from ..report.single import draw_figure, figure_names
-from ..run_folder import find_runs, read_run_recipe
-from ..run_records import read_summary
+from ..run_folder.folder import find_runs, read_run_recipe
+from ..run_folder.records import read_summary
 from ..tasks import predict
 from ..tasks.images import as_image
 from ..tasks.prediction import PredictInputs

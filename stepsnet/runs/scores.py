@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..output.summary_stats import mean_and_std
 from ..report.load_runs import BASELINE, group_runs, load_run, members
 from ..report.words import pairs, summarize_results
-from ..run_folder import how_far
-from ..summary_stats import mean_and_std
+from ..run_folder.folder import how_far
 from ..tasks.splits import split_of
 from .evaluate import evaluate_run
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import Recipe
-from ..console import Display
 from ..errors import UserError
-from ..files import write_atomically
+from ..files.reading import dump_json
+from ..files.writing import write_atomically
 from ..models.blocks import is_in_steps
 from ..models.grow.spec import with_sources
-from ..reading import dump_json
+from ..output.console import Display
 from ..report.load_runs import BASELINE, STEPS
-from ..resuming import Resume
+from ..run_folder.resuming import Resume
+from ..settings.config import Recipe
 from .check import CheckedRecipe, check_grid, tell
 from .grid import SWEEP_FILE, Entry, have_checkpoints, train_grid
 

@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint import load_into, write_weights
-from ..config import Recipe
-from ..console import Display
 from ..device import autocast, pick_device
 from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.metrics_log import MetricsLog
@@ -25,16 +22,19 @@ from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import TrainResult, train
 from ..engine.update import Diverged, diverged
 from ..errors import UserError
-from ..files import write_atomically
+from ..files.reading import dump_json, without_nonfinite
+from ..files.writing import write_atomically
 from ..machine import cores
 from ..models.blocks import widths_of
 from ..models.grow.spec import with_sources
-from ..provenance import provenance, trained_before, write_process
-from ..reading import dump_json, without_nonfinite
-from ..redact import public_value
-from ..resuming import Resume, can_go_on, is_past_its_start, open_run_folder, settle_recipe
-from ..run_folder import has_ended, has_weights, lock_folder, read_weights, updates_done
-from ..run_records import LABEL, read_label, read_summary
+from ..output.console import Display
+from ..output.redact import public_value
+from ..run_folder.checkpoint import load_into, write_weights
+from ..run_folder.folder import has_ended, has_weights, lock_folder, read_weights, updates_done
+from ..run_folder.provenance import provenance, trained_before, write_process
+from ..run_folder.records import LABEL, read_label, read_summary
+from ..run_folder.resuming import Resume, can_go_on, is_past_its_start, open_run_folder, settle_recipe
+from ..settings.config import Recipe
 from ..tasks import build_task
 from ..tasks.splits import split_of
 from .inspection import inspect_run

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import Recipe
-from ..console import Display
 from ..engine.update import Diverged
 from ..errors import UserError
-from ..files import write_atomically
+from ..files.writing import write_atomically
 from ..models.grow.spec import with_sources
-from ..overrides import override, to_yaml
-from ..provenance import command_line
-from ..resuming import settle_recipe
-from ..run_folder import RECIPES_FOLDER, has_begun, lock_folder
+from ..output.console import Display
+from ..run_folder.folder import RECIPES_FOLDER, has_begun, lock_folder
+from ..run_folder.provenance import command_line
+from ..run_folder.resuming import settle_recipe
 from ..runs.launch import Failure, Job, error_of, run_all
-from ..user_modules import module_versions
+from ..settings.config import Recipe
+from ..settings.overrides import override, to_yaml
+from ..settings.user_modules import module_versions
 from .declare import Cell, Study
 from .pages import check_folder
 from .record import diverged_record, note_criteria, noted_criteria, record_of, write_record

@@ -21,11 +21,11 @@ import pydantic
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from ..augmentation import STRICT
 from ..errors import UserError, nearest
+from ..files.reading import read_yaml, yaml_file
 from ..metrics import METRICS
-from ..overrides import first_mistake, known_keys
-from ..reading import read_yaml, yaml_file
+from ..settings.augmentation import STRICT
+from ..settings.overrides import first_mistake, known_keys
 
 __all__ = [
     "Cell",

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..analysis.design_costs import stream_traffic
-from ..config import ModelSpec
-from ..markdown import markdown_table
 from ..metrics import find_metric
+from ..output.markdown import markdown_table
+from ..output.summary_stats import format_mean_std
+from ..output.terminal import counted
 from ..report.words import count, join
 from ..residual import DESIGNS
-from ..summary_stats import format_mean_std
-from ..terminal import counted
+from ..settings.config import ModelSpec
 from .declare import Cell, Contender, Study
 from .render import known, remarks_on, rows_of
 from .run_plan import a_final, choice_of, progress, recipe_of

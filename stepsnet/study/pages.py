@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..own_files import NotOurFile, write_own_files
-from ..reading import dump_json, read_json, read_yaml
+from ..files.own_files import NotOurFile, write_own_files
+from ..files.reading import dump_json, read_json, read_yaml
 from ..report.figure import csv_of, figure_files
-from ..run_folder import RECIPES_FOLDER
+from ..run_folder.folder import RECIPES_FOLDER
 from .declare import Study
 from .leaderboard import leaderboard
 from .render import draw_study, render_study, rows_of

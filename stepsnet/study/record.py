@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement
-from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_MODEL, Recipe
 from ..errors import UserError
-from ..files import write_atomically, write_new
-from ..provenance import provenance_of
-from ..reading import read_json
-from ..redact import public, public_value
+from ..files.reading import read_json
+from ..files.writing import write_atomically, write_new
+from ..output.redact import public, public_value
 from ..report.load_runs import OF_DATA_SIZE, load_run
-from ..resuming import can_go_on
+from ..run_folder.provenance import provenance_of
+from ..run_folder.resuming import can_go_on
+from ..settings.config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_MODEL, Recipe
 from .declare import Cell, Study
 from .run_plan import Planned
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..colors import OKABE_ITO, OKABE_ITO_AGAIN
-from ..markdown import markdown_table
 from ..metrics import find_metric
+from ..output.colors import OKABE_ITO, OKABE_ITO_AGAIN
+from ..output.markdown import markdown_table
+from ..output.summary_stats import format_mean_std, percent
 from ..report.figure import in_style, make_panels, scale_by_size
 from ..report.words import count, number
-from ..summary_stats import format_mean_std, percent
 from .declare import Cell, Study
 from .results import flatness_of, modules_of
 from .run_plan import choice_of, diverged_everywhere, progress

@@ -9,12 +9,12 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..config import OF_THE_DATA, adamw_defaults_in
 from ..errors import UserError
-from ..reading import read_json
-from ..redact import public_value, without_place
+from ..files.reading import read_json
+from ..output.redact import public_value, without_place
 from ..report.load_runs import OF_DATA_SIZE
-from ..user_modules import is_module_version
+from ..settings.config import OF_THE_DATA, adamw_defaults_in
+from ..settings.user_modules import is_module_version
 from .declare import Cell, Study
 from .record import defaults_of, public_settings, settings_of
 from .run_plan import Planned, choice_of, is_planned, recipe_of

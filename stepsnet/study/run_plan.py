@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..config import OF_THE_DATA, OF_THE_LENGTH, DenseRecipe, Recipe
 from ..engine.optim import check_rates
 from ..errors import UserError, nearest
-from ..from_data import leaves_open
 from ..metrics import METRICS, higher_is_better
-from ..overrides import override_values
 from ..recipes import find_or_read
 from ..runs.check import DataOnce, check_grid
+from ..settings.config import OF_THE_DATA, OF_THE_LENGTH, DenseRecipe, Recipe
+from ..settings.from_data import leaves_open
+from ..settings.overrides import override_values
 from ..tasks import macs_of
 from ..tasks.splits import split_of
 from .declare import Cell, Study

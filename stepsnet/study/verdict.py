@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..metrics import find_metric, higher_is_better, metric_label
-from ..summary_stats import percent
+from ..output.summary_stats import percent
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
 from .run_plan import Planned, choice_of, diverged_everywhere

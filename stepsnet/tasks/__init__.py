@@ -26,13 +26,13 @@ import torch
 from torch import nn
 
 from ..analysis.complexity import count_complexity
-from ..config import RECIPE_TYPES, Recipe
-from ..consent import require_asked_for
 from ..engine.task import Task
 from ..errors import UserError
 from ..metrics import METRICS, Metric
 from ..models.build import build_model, input_size_of
-from ..run_folder import CONFIG, read_run_recipe
+from ..run_folder.folder import CONFIG, read_run_recipe
+from ..settings.config import RECIPE_TYPES, Recipe
+from ..settings.consent import require_asked_for
 from .deployment import Deployment
 from .prediction import PredictInputs, Prediction
 from .publication import Publication
@@ -171,8 +171,8 @@ def register_task(
     """Add a task, from a user's module that a recipe names under ``import``.
 
     Args:
-        recipe_type: a pydantic dataclass that derives from :class:`~stepsnet.config.Recipe`. The default of its field
-            ``task`` is the task's name; a task registered earlier under that name is replaced.
+        recipe_type: a pydantic dataclass that derives from :class:`~stepsnet.settings.config.Recipe`. The default of
+            its field ``task`` is the task's name; a task registered earlier under that name is replaced.
         build: like :func:`build_task`; with ``open_data``, it takes what that returns as a fourth argument.
         predict: like :func:`predict`, with the recipe as the second argument; None if there is nothing to predict.
         macs: like :func:`macs_of`.

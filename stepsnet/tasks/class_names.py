@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import write_atomically
-from ..reading import read_json
+from ..files.reading import read_json
+from ..files.writing import write_atomically
 
 __all__ = ["CLASSES_FILE", "check_classes", "distinct", "read_classes", "save_classes"]
 

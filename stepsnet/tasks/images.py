@@ -19,9 +19,9 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from ..console import progress_bar
 from ..errors import UserError
 from ..machine import cores
+from ..output.console import progress_bar
 
 __all__ = [
     "UnreadableImage",

@@ -11,7 +11,7 @@ import timm
 from timm.data import resolve_data_config
 
 from ..errors import UserError
-from ..run_folder import on_unfinished, read_run_recipe
+from ..run_folder.folder import on_unfinished, read_run_recipe
 from . import normalization_of_run
 
 __all__ = ["Normalization", "on_weights"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import UserError
-from ..own_files import LIST, OwnFiles
+from ..files.own_files import LIST, OwnFiles
 
 __all__ = ["Outputs", "common_folder", "without_outputs"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from PIL import Image
 
-from ..inspection import Picture
+from ..run_folder.inspection import Picture
 
 __all__ = ["RULE", "as_picture", "best_median_worst", "side_by_side", "spread_over"]
 

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ..config import Recipe
-from ..console import progress_bar
 from ..device import pick_device_of_run
 from ..errors import UserError
 from ..models.optimize import optimize
 from ..models.trained import trained_model
+from ..output.console import progress_bar
+from ..settings.config import Recipe
 from .images import UnreadableImage
 from .outputs import Outputs, common_folder
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch import nn
 
-from ..checkpoint import save_weights, untied
-from ..config import ModelSpec, Recipe
 from ..errors import UserError
+from ..files.reading import read_json
 from ..models.trained import trained_model
-from ..reading import read_json
+from ..run_folder.checkpoint import save_weights, untied
+from ..settings.config import ModelSpec, Recipe
 
 __all__ = ["Publication", "modules_of", "publish_run_folder"]
 

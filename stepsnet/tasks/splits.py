@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..config import Recipe
 from ..errors import UserError
+from ..settings.config import Recipe
 
 __all__ = ["SPLITS", "check_holdout", "divided_for", "hold_out", "require_split", "sources_of", "split_of"]
 

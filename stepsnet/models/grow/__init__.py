@@ -15,7 +15,7 @@ __all__ = ["create", "grow"]
 
 
 def create(**kwargs: Any) -> nn.Module:
-    """:func:`grow` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "grow", "args": {"model": RUN, …}}``."""
+    """:func:`grow` for a :class:`.ModelSpec`: ``{"name": "grow", "args": {"model": RUN, …}}``."""
     from .spec import create  # it reads runs and recipes, which grow itself does not need
 
     return create(**kwargs)

@@ -17,12 +17,12 @@ import timm
 import torch
 from torch import nn
 
-from ...checkpoint import check_fit, load_into, retied
-from ...config import ModelSpec, Recipe
 from ...errors import UserError
-from ...from_data import SHARED_ARGS
 from ...plan import steps_as_text, steps_of
-from ...run_folder import CONFIG, has_ended, read_run_recipe
+from ...run_folder.checkpoint import check_fit, load_into, retied
+from ...run_folder.folder import CONFIG, has_ended, read_run_recipe
+from ...settings.config import ModelSpec, Recipe
+from ...settings.from_data import SHARED_ARGS
 from ..blocks import widths_of
 from ..build import build_model
 from ..transfer import read_pretrained, start_from
@@ -38,7 +38,7 @@ R = TypeVar("R", bound=Recipe)
 
 
 def create(**kwargs: Any) -> nn.Module:
-    """The grown network with random weights in place of the trained ones, for a :class:`~stepsnet.config.ModelSpec`.
+    """The grown network with random weights in place of the trained ones, for a :class:`.ModelSpec`.
 
     Args:
         model: the folder of a finished run, or a mapping with the name and args of its model.

@@ -167,7 +167,7 @@ OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_ar
 
 
 def create(**kwargs: Any) -> nn.Module:
-    """:func:`stepify` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "stepify", "args": {"model": NAME, …}}``.
+    """:func:`stepify` for a :class:`.ModelSpec`: ``{"name": "stepify", "args": {"model": NAME, …}}``.
 
     Raises:
         ValueError: ``model`` is missing or not a name.
@@ -329,7 +329,7 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
         near = nearest(name, timm.list_models())
         other = "NAME" if near else name
         raise UserError(f"model: got {name!r}, expected a timm model, causal_lm or transformers:{other}{near}")
-    from ...config import ModelSpec
+    from ...settings.config import ModelSpec
     from ..build import build_model
 
     return build_model(ModelSpec(name, args))

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from ...config import ClassificationRecipe, ModelSpec
-from ...from_data import check_class_count, with_classes
 from ...models.build import build_model, check_model_name
+from ...settings.config import ClassificationRecipe, ModelSpec
+from ...settings.from_data import check_class_count, with_classes
 from .data import open_images
 from .resolve import with_crop_mode
 from .task import Classification, task_of

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ...config import Augment
 from ...engine.randomness import seed_sample
 from ...errors import UserError, nearest
+from ...settings.config import Augment
 from ..class_names import distinct
 from ..images import UnreadableImage, pixels_allowed
 from ..splits import split_of

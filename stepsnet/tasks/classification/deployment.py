@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ...config import ClassificationRecipe
+from ...settings.config import ClassificationRecipe
 from ..deployment import Deployment
 from ..images import mode_of
 from .inputs import data_config

@@ -9,11 +9,11 @@ import torch
 from timm.layers import PatchEmbed
 from torch import nn
 
-from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError, in_a_line
-from ...from_data import given_args, key_of_model, with_args
 from ...macs import OF_MODULES
 from ...models.build import build_model, input_size_of
+from ...settings.config import ClassificationRecipe, ModelSpec
+from ...settings.from_data import given_args, key_of_model, with_args
 
 __all__ = ["check_input_size", "fit_input_size", "input_size"]
 

@@ -7,9 +7,9 @@ from typing import Any
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from ...config import ClassificationRecipe
 from ...errors import UserError
-from ...from_data import key_of_model
+from ...settings.config import ClassificationRecipe
+from ...settings.from_data import key_of_model
 from ..normalization import Normalization
 from ..splits import split_of
 from .digits import data_config as data_config_of_digits

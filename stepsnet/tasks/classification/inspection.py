@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ...inspection import Confusion, Picture, Pictures, Section, Table
+from ...run_folder.inspection import Confusion, Picture, Pictures, Section, Table
 from ..pictures import as_picture
 from .data import Samples
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ...config import ClassificationRecipe
 from ...errors import UserError
+from ...settings.config import ClassificationRecipe
 from ..class_names import CLASSES_FILE, read_classes
 from ..images import open_image
 from ..prediction import File, PredictInputs, Prediction, origin_of, read_again

@@ -12,11 +12,11 @@ from typing import Any
 import timm
 from timm.models import save_for_hf
 
-from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError
-from ...files import write_atomically
+from ...files.writing import write_atomically
 from ...models.build import is_elsewhere
 from ...models.trained import trained_model
+from ...settings.config import ClassificationRecipe, ModelSpec
 from ..class_names import CLASSES_FILE, save_classes
 from ..images import mode_of
 from ..publication import Publication, modules_of, publish_run_folder

@@ -10,10 +10,10 @@ import timm
 import torch
 from timm.data import resolve_model_data_config
 
-from ...config import ClassificationRecipe
 from ...errors import UserError
-from ...from_data import given_args, key_of_model, with_args, with_classes
 from ...models.build import build_model
+from ...settings.config import ClassificationRecipe
+from ...settings.from_data import given_args, key_of_model, with_args, with_classes
 from ..images import UnreadableImage, shape_of
 from .data import StoredData
 from .input_size import check_input_size, fit_input_size

@@ -17,8 +17,8 @@ from pathlib import Path
 from PIL import Image
 
 from ...errors import UserError
-from ...reading import read_text, require_data_folder
-from ...terminal import counted
+from ...files.reading import read_text, require_data_folder
+from ...output.terminal import counted
 from ..images import UnreadableImage, image_shape, image_suffixes, open_image
 
 __all__ = ["Shards", "find_shards"]

@@ -15,10 +15,10 @@ import numpy as np
 from filelock import FileLock
 from PIL import Image
 
-from ...consent import DOWNLOADING, is_half_downloaded
 from ...errors import UserError, import_extra, in_a_line
-from ...reading import require_data_folder
-from ...terminal import counted
+from ...files.reading import require_data_folder
+from ...output.terminal import counted
+from ...settings.consent import DOWNLOADING, is_half_downloaded
 from ..images import UnreadableImage, find_images, image_shape, image_suffixes, open_image
 from .shards import find_shards
 

@@ -16,14 +16,14 @@ from torch.utils.data import Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from ...analysis.complexity import Complexity, count_complexity
-from ...config import ClassificationRecipe
 from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...from_data import check_class_count, key_of_weights
-from ...inspection import Section
 from ...models.build import build_model, check_model_name
 from ...models.transfer import start_from, takes_head
+from ...run_folder.inspection import Section
+from ...settings.config import ClassificationRecipe
+from ...settings.from_data import check_class_count, key_of_weights
 from ..class_names import check_classes, save_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_weights

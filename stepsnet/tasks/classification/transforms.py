@@ -15,8 +15,8 @@ from timm.data.transforms import MaybeToTensor, ResizeKeepRatio
 from torch import Tensor
 from torchvision.transforms import Compose, Normalize, ToTensor, functional
 
-from ...config import Augment
 from ...errors import UserError
+from ...settings.config import Augment
 from ..images import mode_of
 
 __all__ = ["InputSpec", "Transform", "augmenting_transform", "before_normalization", "normalized", "posterize"]

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.ops import box_convert
 
-from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
-from ...reading import require_data_folder
-from ...terminal import counted
+from ...files.reading import require_data_folder
+from ...output.terminal import counted
+from ...settings.config import DetectionAugment
 from ..images import UnreadableImage, open_image
 from ..splits import check_holdout, hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped

@@ -13,7 +13,7 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-from ...colors import OKABE_ITO
+from ...output.colors import OKABE_ITO
 from .data import corners_of
 
 __all__ = ["draw_objects"]

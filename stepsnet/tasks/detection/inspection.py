@@ -8,7 +8,7 @@ from typing import Any
 from torchvision.ops import box_iou
 from torchvision.transforms.v2.functional import to_pil_image
 
-from ...inspection import Picture, Pictures, Section
+from ...run_folder.inspection import Picture, Pictures, Section
 from ..pictures import RULE, as_picture, best_median_worst, side_by_side
 from .data import CocoSplit, corners_of
 from .drawing import draw_objects

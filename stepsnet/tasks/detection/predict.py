@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torchvision.transforms.v2.functional import to_pil_image
 
-from ...config import DetectionRecipe
+from ...settings.config import DetectionRecipe
 from ..images import png_bytes
 from ..prediction import PredictInputs, Prediction, origin_of, read_again
 from .data import read_pixels

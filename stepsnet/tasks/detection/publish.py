@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...config import DetectionRecipe
+from ...settings.config import DetectionRecipe
 from ..publication import Publication, publish_run_folder
 from .task import CATEGORIES_FILE
 

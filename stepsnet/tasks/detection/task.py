@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_detector
-from ...config import DetectionAugment, DetectionRecipe
 from ...engine.distributed import sync_batch_norms, unwrap
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...files import write_atomically
-from ...from_data import check_class_count, key_of_weights, with_classes
-from ...inspection import Section
+from ...files.reading import read_json
+from ...files.writing import write_atomically
 from ...models.backbone import load_backbone
 from ...models.build import DETECTORS, build_model
 from ...models.mask_rcnn import Detector
-from ...reading import read_json
+from ...run_folder.inspection import Section
+from ...settings.config import DetectionAugment, DetectionRecipe
+from ...settings.from_data import check_class_count, key_of_weights, with_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_weights
 from ..pictures import spread_over

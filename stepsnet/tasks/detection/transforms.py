@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from ...config import DetectionAugment
+from ...settings.config import DetectionAugment
 from .validate import MIN_SIDE
 
 __all__ = ["Target", "augmented", "clamped", "resized_size"]

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal
 from pycocotools import mask as coco_mask
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ...cache import cached_json
 from ...errors import UserError
-from ...reading import is_encodable, read_json
+from ...files.cache import cached_json
+from ...files.reading import is_encodable, read_json
 from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
 from ..orientation import Fit, are_stored, fit_of, on_turned
 

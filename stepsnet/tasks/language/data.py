@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ...cache import cache_folder, locked_entry, say_damaged
-from ...console import progress_bar
 from ...errors import UserError, import_extra, in_a_line, nearest
-from ...files import is_whole, write_sums
-from ...reading import read_text
+from ...files.cache import cache_folder, locked_entry, say_damaged
+from ...files.reading import read_text
+from ...files.writing import is_whole, write_sums
+from ...output.console import progress_bar
 from ..splits import SPLITS, check_holdout
 
 __all__ = ["END_OF_TEXT", "Split", "TextData", "Texts", "UNKNOWN", "load_text", "load_tokenizer"]

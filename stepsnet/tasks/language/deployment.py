@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ...config import LanguageRecipe
+from ...settings.config import LanguageRecipe
 from ..deployment import Deployment, of_tokens
 from .data import load_tokenizer
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from ...inspection import Section, Text, Texts
 from ...models.build import context_of
+from ...run_folder.inspection import Section, Text, Texts
 from .generation import generate
 
 __all__ = ["continued"]

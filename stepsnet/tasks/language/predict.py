@@ -9,9 +9,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, TextStreamer
 
-from ...config import LanguageRecipe
 from ...errors import UserError
 from ...models.build import context_of
+from ...settings.config import LanguageRecipe
 from ..prediction import PredictInputs, Prediction
 from .data import UNKNOWN, load_tokenizer
 from .generation import generate

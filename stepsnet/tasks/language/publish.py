@@ -10,8 +10,8 @@ from typing import Any
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from ...config import LanguageRecipe
 from ...models.trained import trained_model
+from ...settings.config import LanguageRecipe
 from ..publication import Publication
 from .assets import save_assets
 from .data import load_tokenizer

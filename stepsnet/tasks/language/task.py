@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_language_model
-from ...config import LanguageRecipe
 from ...engine.distributed import unwrap
 from ...engine.randomness import order_of_pass, sample_of_run
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...from_data import key_of_model
-from ...inspection import Section
 from ...models.blocks import is_of_transformers
 from ...models.build import build_model, fit_positions
+from ...run_folder.inspection import Section
+from ...settings.config import LanguageRecipe
+from ...settings.from_data import key_of_model
 from ..splits import split_of
 from .assets import save_assets
 from .data import UNKNOWN, Split, TextData, load_text, load_tokenizer

@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import nn
 
-from ...config import SegmentationRecipe
 from ...models.upernet import UPerNet
+from ...settings.config import SegmentationRecipe
 from ..class_names import read_classes
 from ..deployment import Deployment
 from .task import inference_of

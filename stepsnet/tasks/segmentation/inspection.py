@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from ...inspection import Picture, Pictures, Section
+from ...run_folder.inspection import Picture, Pictures, Section
 from ..pictures import RULE, as_picture, best_median_worst, side_by_side, spread_over
 from .data import IGNORED
 from .drawing import draw_labels, draw_legend

@@ -12,8 +12,8 @@ import torch
 from pycocotools import mask as coco_mask
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from ...config import SegmentationRecipe
 from ...models.upernet import UPerNet
+from ...settings.config import SegmentationRecipe
 from ..class_names import read_classes
 from ..images import open_image, png_bytes
 from ..prediction import PredictInputs, Prediction, origin_of, read_again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...config import SegmentationRecipe
+from ...settings.config import SegmentationRecipe
 from ..class_names import CLASSES_FILE
 from ..publication import Publication, publish_run_folder
 

@@ -17,16 +17,16 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ...analysis.complexity import Complexity, count_complexity
-from ...config import SegmentationRecipe
 from ...engine.distributed import sync_batch_norms
 from ...engine.randomness import sample_of_run, seed_sample
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...from_data import check_class_count, key_of_weights, with_classes
-from ...inspection import Section
 from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
+from ...run_folder.inspection import Section
+from ...settings.config import SegmentationRecipe
+from ...settings.from_data import check_class_count, key_of_weights, with_classes
 from ..class_names import CLASSES_FILE, check_classes, read_classes, save_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_weights

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from ...config import SegmentationAugment
+from ...settings.config import SegmentationAugment
 from .data import IGNORED
 
 __all__ = ["PhotometricDistortion", "fit_within", "training_transform"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..errors import UserError
 from .config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
-from .errors import UserError
 
 __all__ = [
     "SHARED_ARGS",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import UserError
+from ..errors import UserError
 
 SUMS = "SHA256SUMS"
 LOCKLESS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # how flock fails on a disk that has no locks

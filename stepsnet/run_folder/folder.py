@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
-from .config import Recipe
-from .consent import require_asked_for
-from .errors import UserError
-from .files import LOCKLESS, is_temporary, sha256
-from .overrides import read_recipe
-from .run_records import checkpoint_folders, diverged_at, read_summary, step_of
+from ..errors import UserError
+from ..files.writing import LOCKLESS, is_temporary, sha256
+from ..settings.config import Recipe
+from ..settings.consent import require_asked_for
+from ..settings.overrides import read_recipe
+from .records import checkpoint_folders, diverged_at, read_summary, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor

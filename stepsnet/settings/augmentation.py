@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from .errors import UserError
+from ..errors import UserError
 
 __all__ = [
     "STRICT",

@@ -13,9 +13,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from .errors import UserError
-from .files import LOCKLESS, write_atomically
-from .terminal import say
+from ..errors import UserError
+from ..output.terminal import say
+from .writing import LOCKLESS, write_atomically
 
 __all__ = ["cache_folder", "cached_json", "locked_entry", "say_damaged"]
 

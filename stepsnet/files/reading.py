@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, in_a_line
+from ..errors import UserError, in_a_line
 
 __all__ = [
     "dump_json",

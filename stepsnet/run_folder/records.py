@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
-from .files import SUMS
-from .reading import read_json, read_text
+from ..errors import UserError
+from ..files.reading import read_json, read_text
+from ..files.writing import SUMS
 
 __all__ = [
     "LABEL",

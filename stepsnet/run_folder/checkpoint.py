@@ -25,9 +25,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from .errors import UserError, in_a_line
-from .files import replacing, sha256, verify
-from .run_records import checkpoint_folders, step_of
+from ..errors import UserError, in_a_line
+from ..files.writing import replacing, sha256, verify
+from .records import checkpoint_folders, step_of
 
 __all__ = [
     "SHARDS",

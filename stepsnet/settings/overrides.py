@@ -16,9 +16,9 @@ from typing import Any
 
 import pydantic
 
+from ..errors import UserError, nearest
+from ..files.reading import dump_yaml, parse_yaml, read_yaml
 from .config import RECIPE_TYPES, Recipe, key_of
-from .errors import UserError, nearest
-from .reading import dump_yaml, parse_yaml, read_yaml
 from .user_modules import import_user_modules
 
 __all__ = [

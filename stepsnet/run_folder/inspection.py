@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from .errors import UserError, in_a_line
-from .files import write_atomically
+from ..errors import UserError, in_a_line
+from ..files.writing import write_atomically
 
 __all__ = [
     "Confusion",

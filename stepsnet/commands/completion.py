@@ -15,8 +15,8 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the script. It holds the names of today's recipes, so that completing runs no program."""
     import shtab
 
-    from .recipes import RECIPES
-    from .study.declare import studies
+    from ..recipes import RECIPES
+    from ..study.declare import studies
 
     # each of the shells splits what has one name per line
     recipes = shtab.cmd(shlex.join(["printf", "%s\\n", *RECIPES]))

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import UserError
-from .files import write_atomically
+from ..errors import UserError
+from .writing import write_atomically
 
 __all__ = ["LIST", "NotOurFile", "OwnFiles", "write_own_files"]
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn, track
 from rich.text import Text
 
-from .machine import is_main_process
-from .metrics import format_metric, headline
+from ..machine import is_main_process
+from ..metrics import format_metric, headline
 from .terminal import OutputLost, printable, say
 
 __all__ = ["Bars", "Display", "Events", "Lines", "NotebookBars", "choose_display", "progress_bar", "working"]

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from ..errors import UserError
 from .augmentation import (
     STRICT,
     Augment,
@@ -27,7 +28,6 @@ from .augmentation import (
     Share,
     Side,
 )
-from .errors import UserError
 
 __all__ = [
     "ABOUT_THE_RECIPE",

@@ -20,14 +20,15 @@ from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import resolve_name
 from pathlib import Path
 
-from .errors import USER_CODE, UserError
+from ..errors import USER_CODE, UserError
 
 __all__ = ["import_user_modules", "is_module_version", "module_versions"]
 
 _SUM = "sha256:"
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 # this package, and what is installed: they may lie in the folder of a user's module, as in a clone with its .venv
-_NOT_THE_USERS = {Path(__file__).parent, *(Path(path) for path in map(sysconfig.get_path, _INSTALLED) if path)}
+_PACKAGE = Path(__file__).parent.parent
+_NOT_THE_USERS = {_PACKAGE, *(Path(path) for path in map(sysconfig.get_path, _INSTALLED) if path)}
 
 # functions by which a package may import modules that no statement names
 _BY_NAME = {"import_module", "__import__", "iter_modules", "walk_packages"}

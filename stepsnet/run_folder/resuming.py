@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from .config import MAY_CHANGE_ON_RESUME, Recipe
-from .errors import UserError
-from .files import remove_temporaries, write_atomically
-from .from_data import as_begun
-from .overrides import read_recipe, to_plain, to_yaml
-from .run_folder import ASSETS, CONFIG, LOCK, RECIPES_FOLDER, folder_name, has_ended, names_in, updates_done
-from .run_records import LABEL, read_metrics, read_summary
+from ..errors import UserError
+from ..files.writing import remove_temporaries, write_atomically
+from ..settings.config import MAY_CHANGE_ON_RESUME, Recipe
+from ..settings.from_data import as_begun
+from ..settings.overrides import read_recipe, to_plain, to_yaml
+from .folder import ASSETS, CONFIG, LOCK, RECIPES_FOLDER, folder_name, has_ended, names_in, updates_done
+from .records import LABEL, read_metrics, read_summary
 
 __all__ = [
     "Resume",

@@ -15,12 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__
-from .errors import UserError
-from .machine import cores
-from .redact import public_command
-from .run_records import metrics_text
-from .user_modules import module_versions
+from .. import __version__
+from ..errors import UserError
+from ..machine import cores
+from ..output.redact import public_command
+from ..settings.user_modules import module_versions
+from .records import metrics_text
 
 if TYPE_CHECKING:
     import torch
@@ -183,7 +183,7 @@ def _commit() -> str | None:
         return given
 
     def git(*arguments: str) -> str:
-        root = Path(__file__).parent.parent
+        root = Path(__file__).parent.parent.parent
         return subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
         ).stdout.strip()

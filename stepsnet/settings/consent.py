@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .cache import cache_folder, locked_entry
+from ..errors import UserError
+from ..files.cache import cache_folder, locked_entry
+from ..files.writing import write_atomically
 from .config import Recipe
-from .errors import UserError
-from .files import write_atomically
 from .overrides import to_plain
 
 __all__ = [

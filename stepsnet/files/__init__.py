@@ -1,0 +1,1 @@
+"""Files: written as a whole, read from outside, replaced only if they are ours, and computed once per data set."""
