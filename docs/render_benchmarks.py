@@ -9,6 +9,7 @@ from render_parts import RESULTS, has_benchmark, mean_std, origin, read_benchmar
 from stepsnet.metrics import find_metric
 from stepsnet.output.markdown import markdown_table
 from stepsnet.output.summary_stats import format_mean_std, format_quartiles, quartiles
+from stepsnet.output.terminal import counted
 
 
 def benchmarks_table() -> str:
@@ -232,7 +233,7 @@ def detection_table(file: str) -> str:
             cells.append(format_quartiles(row[f"{kind}_speed_over_swin"]))
             cells.append(f"{row[f'{kind}_peak_mib']:.0f}")
         rows.append(cells)
-    size = f"{result['batch_size']} image of {result['size']}×{round(1.6 * result['size'])}"
+    size = f"{counted(result['batch_size'], 'image')} of {result['size']}×{round(1.6 * result['size'])}"
     what = f"{size}, {result['samples']} boxes trained on and {result['detections']} kept, {result['amp_dtype']}"
     note = f"{what}; median (quartiles), ratios of the same round. {origin(result)}"
     return f"{table_of_numbers(headers, rows)}\n\n{note}"

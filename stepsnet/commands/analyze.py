@@ -13,7 +13,7 @@ from ..files.reading import dump_json
 from ..output.markdown import markdown_table
 from ..output.summary_stats import format_mean_std
 from ..output.terminal import say
-from .options import place, runs_inside
+from .options import add_json_option, place, runs_inside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="with shortcut: replace earlier figures in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
     parser.add_argument("--data", type=place, help="data to use instead of the run's, such as folder:PATH")
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

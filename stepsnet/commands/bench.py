@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..files.reading import dump_json
 from ..output.terminal import say
-from .options import integers, whole
+from .options import add_json_option, integers, whole
 
 HELP = "measure the speed and memory of models side by side (Fig. 6)"
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="torch",
         help="any of torch, onnxruntime and openvino, side by side in inference (default: torch)",
     )
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

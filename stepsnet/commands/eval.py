@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..files.reading import dump_json
 from ..output.summary_stats import format_mean_std
 from ..output.terminal import say
-from .options import place, runs_inside, say_how_far, whole
+from .options import add_json_option, place, runs_inside, say_how_far, whole
 
 if TYPE_CHECKING:
     from ..runs.scores import Scores
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=place, help="data to use instead of the run's, such as folder:PATH")
     parser.add_argument("--model", metavar="NAME", help="with a file of weights: the model that they belong to")
     parser.add_argument("--stride", type=whole(1), help="for a language model: tokens scored in each window")
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

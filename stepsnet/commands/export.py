@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..files.reading import dump_json
 from ..output.terminal import say
+from .options import add_json_option
 
 HELP = "write a model as a file for other runtimes: ONNX, OpenVINO or torch.export"
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fixed-size", action="store_true", help="fix every size but the batch size, which can be faster"
     )
     parser.add_argument("--force", action="store_true", help="replace what is there")
-    parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
+    add_json_option(parser, "the metadata")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import argparse
 
 from ..files.reading import dump_json
 from ..output.terminal import say
+from .options import add_json_option
 
 HELP = "predict the memory that training takes on each device"
 _SETTINGS = ("batch_size", "devices", "accumulation_steps", "shard", "average", "grad_checkpointing", "amp_dtype")
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the blocks that the backward pass recomputes (default: 0)",
     )
     parser.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

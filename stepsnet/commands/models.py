@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from ..files.reading import dump_json
 from ..output.markdown import markdown_table
 from ..output.terminal import say
-from .options import add_import_option, import_modules
+from .options import add_import_option, add_json_option, import_modules
 
 HELP = "list the models, their baselines and sizes; the designs of the residual stream and their costs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_import_option(parser)
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
     parser.add_argument(
         "--residual",
         nargs="*",

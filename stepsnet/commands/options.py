@@ -19,6 +19,7 @@ __all__ = [
     "add_grid_options",
     "add_import_option",
     "add_jobs_option",
+    "add_json_option",
     "add_run_options",
     "import_modules",
     "integers",
@@ -64,6 +65,10 @@ def add_jobs_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=whole(1, 1024), default=2, help="runs at once, which share the cores (default: 2)"
     )
+
+
+def add_json_option(parser: argparse.ArgumentParser, what: str = "the result") -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
 
 
 def say_forecasts(

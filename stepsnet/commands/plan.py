@@ -10,6 +10,7 @@ from ..files.reading import dump_json
 from ..output.markdown import markdown_table
 from ..output.terminal import say
 from ..plan import Profile, StepPlan, plan_steps
+from .options import add_json_option
 
 HELP = "plan the widths and depths of a StepsNet"
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="round widths to a multiple, such as 8 or 64 (default: heads, as the paper does)",
     )
     parser.add_argument("--tokens", type=int, default=197, help="sequence length (default: 197, DeiT at 224)")
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

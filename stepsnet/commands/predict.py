@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..files.reading import dump_json
 from ..output.terminal import counted, say
-from .options import runs_inside, say_how_far, whole
+from .options import add_json_option, runs_inside, say_how_far, whole
 
 if TYPE_CHECKING:
     from ..tasks.prediction import PredictInputs, Prediction
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--least", type=float, default=0.5, help="lowest score of an object that is drawn (default: 0.5)"
     )
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

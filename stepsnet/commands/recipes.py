@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files.reading import dump_json, parse_yaml, yaml_file
 from ..output.terminal import say
+from .options import add_json_option
 
 if TYPE_CHECKING:
     from ..settings.config import Recipe
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="a recipe or a .yaml file to explain, a study to print, or patterns to list, such as 'cifar10/*'",
     )
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..files.reading import dump_json
 from ..output.terminal import say
 from ..plan import Profile
-from .options import add_import_option, import_modules, integers, whole
+from .options import add_import_option, add_json_option, import_modules, integers, whole
 
 if TYPE_CHECKING:
     from ..analysis.stepify_report import StepifyReport
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=whole(1), default=256, help="sequence length at which compute is matched (default: 256)"
     )
     add_import_option(parser)
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

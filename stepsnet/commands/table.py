@@ -12,6 +12,7 @@ from ..files.reading import dump_json
 from ..output.markdown import markdown_table
 from ..output.terminal import say
 from ..paper.tables import model_of, note_of, printed_rows
+from .options import add_json_option
 
 __all__ = ["compare_table", "render_table"]
 
@@ -20,7 +21,7 @@ HELP = "compare a table of the paper with our models"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", help="1, 2a, 2b, 3, 4, 5a, 5b, 8, 9, 10 or 11")
-    parser.add_argument("--json", action="store_true")
+    add_json_option(parser)
 
 
 def run(options: argparse.Namespace) -> None:

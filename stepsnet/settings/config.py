@@ -405,7 +405,9 @@ class SegmentationRecipe(DenseRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eval_stride and self.eval_stride > (self.eval_window or 0):
+        if self.eval_stride and not self.eval_window:
+            raise UserError(f"eval_stride: got {self.eval_stride}, expected none without eval_window, whose step it is")
+        if self.eval_stride and self.eval_window and self.eval_stride > self.eval_window:
             raise UserError(f"eval_stride: got {self.eval_stride}, expected at most eval_window, {self.eval_window}")
         if self.eval_window:
             step = self.eval_stride or self.eval_window
