@@ -59,7 +59,7 @@ EXTRAS = {
     **{tracker: tracker for tracker in ("tensorboard", "trackio", "wandb")},
 }
 
-# files and folders of the user's modules that a recipe names (user_modules.py): a fault in them is not ours
+# files and folders of the user's modules that a recipe names (settings/user_modules.py): a fault in them is not ours
 USER_CODE: set[str] = set()
 
 # what the machine refuses, wherever that happens, or a network disk that has gone: no fault of the program

@@ -73,7 +73,7 @@ def train(
     Every rank calls it. Rank 0 writes ``metrics.jsonl`` and ``checkpoints/`` and reports.
 
     Args:
-        report: called with what a display shows (console.py).
+        report: called with what a display shows (output/console.py).
 
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP, after a checkpoint of the update, or of the epoch's updates if an

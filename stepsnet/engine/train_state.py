@@ -1,7 +1,7 @@
 """Saves and restores the state of a training. A checkpoint is written under a temporary name and renamed when complete.
 
-checkpoint.py describes the files and reads them. A checkpoint of one process, of DDP or of FSDP loads into any
-number of ranks.
+run_folder/checkpoint.py describes the files and reads them. A checkpoint of one process, of DDP or of FSDP loads into
+any number of ranks.
 """
 
 from __future__ import annotations

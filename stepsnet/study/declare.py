@@ -1,6 +1,6 @@
 """The declaration of a study: a YAML file, read into frozen dataclasses; a mistake is reported in one line.
 
-As in config.py, each field declares its type, bounds and meaning.
+As in settings/config.py, each field declares its type, bounds and meaning.
 
 A contender is a model in one setting at several *points*, such as depths. Contenders at the same point should have
 about the same compute. A *cell* is a contender at a point; it is written ``contender@point``.
