@@ -298,7 +298,7 @@ def test_ranks_go_on_from_one_checkpoint_or_not_at_all(tmp_path, alone):
     latest = max((folder / "checkpoints").iterdir())
     code = (
         "import os, pathlib, sys\n"
-        "from stepsnet import checkpoint\n"
+        "from stepsnet.run_folder import checkpoint\n"
         "from stepsnet.engine import train_state\n"
         "def of_rank(folder, kept=train_state.checkpoint_folders):\n"
         f"    return [path for path in kept(folder) if os.environ['RANK'] == '0' or path.name != {latest.name!r}]\n"

@@ -23,7 +23,7 @@ SMALL = {"batch_size": 128, "model": {"args": {"depths": (1, 1, 1)}}}
 INTERRUPTED = """
 import os, signal
 small = {"epochs": 2, "batch_size": 128, "model": {"args": {"depths": (1, 1, 1)}}, "stream_epochs": 0}
-from stepsnet import console
+from stepsnet.output import console
 show = console.NotebookBars.show
 def interrupting(display, event):
     show(display, event)
