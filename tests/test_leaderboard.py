@@ -211,7 +211,7 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
     assert all(row.split(" | ")[3:7] == ["0.002", "12.00 k", "3.00 M", "1.00"] for row in rows[:2])  # its costs too
-    assert "Ranks, rates and costs are those at 4 blocks;" in "".join(rows)
+    assert "The order, rates and costs are those at 4 blocks;" in "".join(rows)
     keep(study, records(Cell("plain", 8), [60.0]), tmp_path)  # one run of one of them does not rank them anew
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
@@ -225,7 +225,7 @@ def test_while_no_point_is_complete_the_one_with_most_runs_ranks(pages, tmp_path
     keep(study, records(Cell("plain", 8), [60.0]), tmp_path)
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
-    assert "Ranks, rates and costs are those at 4 blocks;" in "".join(rows)
+    assert "The order, rates and costs are those at 4 blocks;" in "".join(rows)
 
 
 def test_pages_are_of_what_is_declared(pages, tmp_path):

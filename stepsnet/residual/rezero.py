@@ -7,6 +7,9 @@ Each branch has an α of its own; the authors' Transformer layers share one betw
 Start: α = 0, so that the network is the identity. Declared linear layers are initialized by Xavier's rule, as in the
 paper's Transformers, others as in the block's library. The model's last norm stays, and so do norms inside a branch,
 such as those of queries and keys. Parameters: one per branch, minus the norms. Traffic: as in the plain stream.
+
+A gated MLP, as in LLaMA, multiplies two maps of a stream that has no norm here, so that a large value grows with its
+cube from block to block: such runs diverge easily (docs/depth-bench.md). The paper's MLPs have no gate.
 """
 
 from __future__ import annotations

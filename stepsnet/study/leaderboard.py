@@ -68,7 +68,7 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     headers += ["rate", "parameters", "MACs", "traffic", "source"]
     note = (
         f"Test {metric.name}{unit}, mean ± sample standard deviation over {len(study.seeds)} seeds; {there} of {total} "
-        f"runs have ended. Ranks, rates and costs are those at {ranked_at} {study.point}; traffic is that of the "
+        f"runs have ended. The order, rates and costs are those at {ranked_at} {study.point}; traffic is that of the "
         f"residual stream, as a multiple of {first.title}'s."
     )
     table = markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l")
