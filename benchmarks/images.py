@@ -23,7 +23,8 @@ from PIL import Image
 
 from stepsnet.recipes.imagenet import IMAGENET
 from stepsnet.settings.config import Augment
-from stepsnet.tasks.classification.data import InputSpec, load_images
+from stepsnet.tasks.classification.data import load_images
+from stepsnet.tasks.classification.transforms import InputSpec
 
 ROUNDS = 5
 BATCH = 50

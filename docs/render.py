@@ -7,7 +7,6 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     results FOLDER CONTROL 'HOW'   with the runs of results/CONTROL, which differ in HOW, below them
     depth FOLDER…                  runs at several depths, one row per depth
     grid FOLDER TABLE              runs of a table of the paper, one row per recipe
-    methods FOLDER                 runs of methods for depth, one row per method
     digits                         the deep pair on digits, a wide plain network, and logistic regression
     study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or one row per contender
     study-keys                     the keys of a study's declaration
@@ -53,7 +52,6 @@ TABLES = {
     "depth": render_runs.depth_table,
     "grid": render_runs.grid_table,
     "digits": render_runs.digits_table,
-    "methods": render_runs.methods_table,
     "analysis": render_runs.analysis_table,
     "study": render_runs.study_table,
     "leaderboard": render_runs.leaderboard_table,

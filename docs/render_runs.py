@@ -128,22 +128,6 @@ def _titles_of_rows(table: str) -> dict[str, str]:
     return {recipe.name.partition("/")[2]: recipe.title.removeprefix(start) for recipe in found}
 
 
-def methods_table(folder: str) -> str:
-    """Each depth method in a StepsNet and in its baseline."""
-    runs = runs_of((folder,))
-    rows = []
-    for method in dict.fromkeys(run["recipe"].split("_", 2)[-1].removeprefix("width_") for run in runs):
-        both = [
-            [run for run in runs if run["recipe"].split("/")[1] == f"{kind}_{method}"]
-            for kind in ("fixed_width", "steps")
-        ]
-        if all(both):
-            cells = [mean_std(list(by_seed(group, "val_top1").values()), "val_top1") for group in both]
-            rows.append([method, *cells, difference(both[1], both[0])])
-    table = table_of_numbers(["method", "baseline", "StepsNet", "paired difference"], rows)
-    return f"{table}\n\n{where_run(runs, (folder,))}"
-
-
 def digits_table() -> str:
     """The deep pair on digits, beside a wide plain network of similar compute and logistic regression."""
     deep = runs_of(("digits-deep",))

@@ -90,7 +90,7 @@ def compare(
     if seeds is not None and (isinstance(seeds, (str, bytes)) or not isinstance(seeds, Sequence)):
         raise UserError(f"seeds: got {seeds!r}, expected a list of whole numbers")
     with _interruptible(folder), choose_display() as display:
-        run_comparison(changed, folder, list(seeds or [changed.seed]), jobs, display, resume)
+        run_comparison(changed, folder, [changed.seed] if seeds is None else list(seeds), jobs, display, resume)
     return Comparison(folder)
 
 
@@ -115,7 +115,7 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
     if kind == "run":
         require_run(folder)
     recipe = override_values(read_recipe(folder / CONFIG), changes)
-    require_asked_for(recipe, folder, _given(changes))
+    require_asked_for(recipe, folder / CONFIG, _given(changes))
     command = ["resume", str(folder), *_assignments(changes)]
     with recorded_command(*command), _interruptible(folder), choose_display() as display:
         if kind == "run":

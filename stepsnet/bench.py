@@ -19,8 +19,7 @@ from .deploy.as_module import in_runtime
 from .deploy.sessions import check_runtime
 from .device import pick_device
 from .errors import UserError
-from .files.reading import dump_json
-from .files.writing import write_atomically
+from .files.writing import dump_json, write_atomically
 from .models.blocks import is_in_steps, is_of_transformers
 from .models.build import DETECTORS, build_model, context_of, input_size_of
 from .models.optimize import optimize

@@ -138,10 +138,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(by_letters[one] for one in close)}?)" if close else ""
 
 
-def in_a_line(error: BaseException, most: int | None = None) -> str:
-    """An exception's message without line breaks, cut to ``most`` characters; with its type if it says little alone."""
-    text = " ".join(str(error).split())[:most]
-    if isinstance(error, KeyError | ZeroDivisionError | AttributeError | IndexError) or not text:
+def in_a_line(error: BaseException, most: int | None = None, *, with_type: bool = False) -> str:
+    """An exception's message without line breaks, cut to ``most`` characters; its type too, if asked or needed."""
+    text = " ".join(str(error).split())
+    if most is not None and len(text) > most:
+        text = f"{text[:most]}…"
+    if with_type or isinstance(error, KeyError | ZeroDivisionError | AttributeError | IndexError) or not text:
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text
 
@@ -232,7 +234,7 @@ def _line(error: Exception) -> tuple[str, int]:
         return f"out of memory{f': {in_a_line(error)}' if str(error) else ''}", 2
     if _is_of_another_rank(error):
         return f"another rank has ended, and its own line says why ({in_a_line(error)})", 2
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    what = in_a_line(error, 200, with_type=True)
     if "InvalidCxxCompiler" in what:
         return "compile: torch finds no C++ compiler that works, expected g++ or clang, or compile=false", 2
     if "Failed to find C compiler" in str(error):  # from Triton, for CUDA; inductor wraps it

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 __all__ = [
     "METRICS",
-    "SPLITS",
+    "SPLIT_NAMES",
     "Metric",
     "find_metric",
     "format_metric",
@@ -87,13 +87,13 @@ METRICS: dict[str, Metric] = {
         Metric("router_loss", "loss of the router", decimals=3, higher_is_better=False, is_detail=True),
     )
 }
-SPLITS = {"train": "training", "val": "validation", "test": "test"}
+SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 
 
 def split_and_key(name: str) -> tuple[str, str]:
     """``val_top1`` -> ("val", "top1"); the split of a bare key is empty."""
     split, _, key = name.partition("_")
-    return (split, key) if split in SPLITS else ("", name)
+    return (split, key) if split in SPLIT_NAMES else ("", name)
 
 
 def find_metric(name: str) -> Metric:
@@ -111,7 +111,7 @@ def metric_label(name: str, with_unit: bool = False) -> str:
     """The name with its split: ``val_top1`` -> "validation top-1 accuracy", or "validation top-1 accuracy (%)"."""
     split, _ = split_and_key(name)
     metric = find_metric(name)
-    label = f"{SPLITS[split]} {metric.name}" if split else metric.name
+    label = f"{SPLIT_NAMES[split]} {metric.name}" if split else metric.name
     return _with_unit(label, metric) if with_unit else label
 
 

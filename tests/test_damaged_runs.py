@@ -188,8 +188,8 @@ def test_a_module_that_ends_the_program_is_a_mistake(tmp_path, monkeypatch, caps
         ([], {}, "got list without blocks, expected at least one"),
         ("same", {}, "got the same block at several places"),
         ("widths", {}, r"got blocks of several widths \(32 in block 1, 64 in block 2\)"),
-        ("own", {"width": -1}, "width: got -1, expected 1 to 1,048,576"),
-        ("own", {"first": 0}, "first: got 0, expected 1 to 10,000"),
+        ("own", {"width": -1}, "width: got -1, expected a whole number from 1 to 1,048,576"),
+        ("own", {"first": 0}, "first: got 0, expected a whole number from 1 to 10,000"),
         ("own", {"num_blocks": 1}, "num_blocks: got 1, expected at least 2"),
     ],
 )

@@ -25,7 +25,8 @@ from stepsnet.recipes import find_recipe
 from stepsnet.run_folder.resuming import open_run_folder
 from stepsnet.runs.launch import Job
 from stepsnet.settings import user_modules
-from stepsnet.settings.config import STRICT, ClassificationRecipe, DetectionRecipe, ModelSpec, Recipe
+from stepsnet.settings.config import ClassificationRecipe, DetectionRecipe, ModelSpec, Recipe
+from stepsnet.settings.field_types import STRICT
 from stepsnet.settings.overrides import _validated, override, read_recipe, to_plain, to_yaml
 from stepsnet.settings.user_modules import import_user_modules, module_versions
 from stepsnet.tasks import macs_of

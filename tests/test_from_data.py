@@ -251,6 +251,23 @@ def test_a_comparison_whose_models_have_their_sizes_in_different_places_goes_on(
     assert {json.loads(file.read_text())["epochs"] for file in run.glob("*/summary.json")} == {2}
 
 
+@pytest.mark.parametrize("sized", ["model", "baseline"])
+def test_a_comparison_evaluates_one_share_of_the_images(sized, tmp_path, capsys, grids_in_this_process):
+    """Images are evaluated whole for the model whose size they decide, and not for one that has a size of its own."""
+    data, run = write_images(tmp_path / "data"), tmp_path / "run"
+    arguments = ["compare", "cifar10/shallow", f"data=folder:{data}", *SHALLOW, *RUN]
+    arguments += [f"{sized}.args.img_size=16", "--run", str(run)]
+
+    for option in ([], ["--dry-run"]):
+        assert main([*arguments, "crop_pct=null", *option]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith("stepsnet: crop_pct: got null") and not out and not run.exists(), err
+    assert main([*arguments, "crop_pct=1"]) == 0
+    (run / "baseline-seed0" / "summary.json").unlink()
+    assert main([*arguments, "crop_pct=1", "--resume"]) == 0
+    assert {recipe.crop_pct for recipe in map(read_recipe, run.glob("*/config.yaml"))} == {1.0}
+
+
 @pytest.mark.parametrize(
     "spoil, expected",
     [

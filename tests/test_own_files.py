@@ -307,7 +307,9 @@ def test_resume_takes_the_words_that_it_asks_for(tmp_path, capsys, own_words, mo
     recipe = dataclasses.replace(find_recipe("digits/tiny"), model=ModelSpec("stepify", args))
     (tmp_path / "config.yaml").write_text(to_yaml(recipe))
     word = "model.args.model=transformers:someone/net"
-    assert main(["resume", str(tmp_path)]) == 2 and f"expected {word} on the command" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert f"{tmp_path / 'config.yaml'}: model.args.model is" in err and f"expected {word} on the command" in err
     assert main(["resume", str(tmp_path), word]) == 0 and [one.model for one in resumed] == [recipe.model]
     assert main(["resume", str(tmp_path)]) == 0
 

@@ -176,6 +176,9 @@ def test_training_in_a_thread_with_a_recipe_as_an_object(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="data is 'hfds:me/cats', which is fetched from the network only if you ask"):
         Path("theirs.yaml").write_text(Path("runs/mine/config.yaml").read_text().replace("digits\n", "hfds:me/cats\n"))
         stepsnet.train("theirs.yaml")
+    with pytest.raises(UserError, match=r"--seeds: got 2 and \[\], expected at least 1 job and distinct seeds"):
+        stepsnet.compare("digits/tiny", "none", seeds=[])
+    assert not Path("none").exists()
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(UserError, match=r"pandas is not installed; `pip install '\.\[notebook\]'`"):
         _ = found[0].metrics

@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepsnet.errors import UserError
-from stepsnet.files.reading import dump_json, dump_yaml, parse_json, parse_yaml, read_json, read_text, read_yaml
+from stepsnet.files.reading import parse_json, parse_yaml, read_json, read_text, read_yaml
+from stepsnet.files.writing import dump_json, dump_yaml
 from stepsnet.recipes import RECIPES
 from stepsnet.settings.overrides import to_plain
 

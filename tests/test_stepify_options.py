@@ -85,7 +85,7 @@ def test_blocks_in_a_design_are_counted_through_all_stages():
 
 def test_a_design_that_does_not_fit_is_refused():
     for name, design, options, said in (
-        ("convnext_atto", "mhc", None, "stages.0.blocks: residual: got a StepsNet with channels in dimension 1"),
+        ("convnext_atto", "mhc", None, "stages.0.blocks: residual: got blocks with channels in dimension 1"),
         ("vit_tiny_patch16_224", "mhcc", None, "residual: got 'mhcc', .*did you mean mhc"),
         ("vit_tiny_patch16_224", "mhc", {"stream": 2}, "mhc got the option 'stream', .*did you mean streams"),
         ("vit_tiny_patch16_224", "plain", {"streams": 2}, "plain got the option 'streams'"),
@@ -94,8 +94,26 @@ def test_a_design_that_does_not_fit_is_refused():
         with pytest.raises(UserError, match=said):
             stepsnet.stepify(name, 2, residual=design, residual_options=options)
     config = transformers.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-    with pytest.raises(UserError, match="residual: got 'mhc' for LlamaForCausalLM, expected plain"):
-        stepsnet.stepify(transformers.LlamaForCausalLM(config), 2, residual="mhc")
+    llama = transformers.LlamaForCausalLM(config)
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2))
+    for model, said in (
+        (
+            llama,
+            r"for LlamaForCausalLM, expected plain: .*connect\(model.model.layers, …\), or steps_transformer with a",
+        ),
+        (gpt2, r"for GPT2LMHeadModel, expected plain: .*connect\(model.transformer.h, …\)$"),
+    ):
+        with pytest.raises(UserError, match=f"residual: got 'mhc' {said}"):
+            stepsnet.stepify(model, 2, residual="mhc")
+
+
+def test_an_option_of_the_design_beside_those_of_stepify_is_said_to_be_one():
+    hint = r" \(for an option of the design: residual_options={'streams': 2}\)$"
+    for model, said in (("test_vit", "unknown argument 'streams'.*"), (vit(), "got streams with a built model.*")):
+        with pytest.raises(UserError, match=said + hint):
+            stepsnet.stepify(model, 1, residual="mhc", streams=2)
+        with pytest.raises(UserError, match=r"streams.*[^)]$"):
+            stepsnet.stepify(model, 1, residual="laurel", streams=2)
 
 
 def test_options_of_the_search_beside_a_plan_are_refused(capsys):

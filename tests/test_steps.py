@@ -444,7 +444,7 @@ def test_a_network_that_changes_its_width(widths, checkpointed):
 @pytest.mark.parametrize("dim", [-1, 1])
 @pytest.mark.parametrize("widths", [*PROFILES.values(), (9,)])
 def test_an_input_of_another_width(widths, dim, got):
-    with pytest.raises(ValueError, match=f"input of the StepsNet: got {got} channels, expected 9"):
+    with pytest.raises(ValueError, match=f"input of the blocks: got {got} channels, expected 9"):
         make(widths, dim=dim)(stream(2, *((got, 9) if dim == 1 else (9, got))))
 
 

@@ -574,6 +574,9 @@ def test_a_study_declares_all_but_the_machine(tmp_path, capsys):
     assert status == 2 and "did you mean evidence/cifar10-depth" in err
     status, out, _ = run("sweep", capsys=capsys)
     assert status == 0 and out.split() == list(studies())
+    for option in ("--resume", "--auto-resume", "--dry-run", "lr=0.1"):
+        status, out, err = run("sweep", option, capsys=capsys)
+        assert status == 2 and not out and "sweep: got neither a study nor recipes" in err
 
 
 def test_a_recipe_is_no_study_and_a_study_no_recipe(tmp_path, capsys):
@@ -603,7 +606,8 @@ OWN_METRIC = """
 from typing import ClassVar, Literal
 from pydantic.dataclasses import dataclass
 import stepsnet
-from stepsnet.settings.config import STRICT, ClassificationRecipe
+from stepsnet.settings.config import ClassificationRecipe
+from stepsnet.settings.field_types import STRICT
 from stepsnet.metrics import Metric
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

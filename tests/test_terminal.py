@@ -130,12 +130,17 @@ def test_arguments_may_stand_behind_options(tmp_path, capsys):
         (["sweep", "evidence/t"], {"evidence/tinyshakespeare"}),
         (["train", "digits/tiny", "--dry"], {"--dry-run"}),
         (["plan", "--profile", "b"], {"bowtie"}),
+        (["resume", "run"], {"runs"}),
+        (["grow", "run"], {"runs"}),
+        (["export", "run"], {"runs", "run.onnx"}),  # as bench, which takes files too
     ],
 )
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_bash_completes(words, expected, tmp_path, capsys):
     assert main(["--print-completion", "bash"]) == 0
     (tmp_path / "script.sh").write_text(capsys.readouterr().out)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "run.onnx").touch()
     line = ["stepsnet", *words]
     called = shlex.join(["_shtab_stepsnet", "stepsnet", line[-1], line[-2]])
     code = f". ./script.sh; COMP_WORDS=({shlex.join(line)}); COMP_CWORD={len(words)}; {called}; echo ${{COMPREPLY[@]}}"

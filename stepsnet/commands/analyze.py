@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.markdown import markdown_table
 from ..output.summary_stats import format_mean_std
 from ..output.terminal import say

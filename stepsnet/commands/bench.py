@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.terminal import say
 from .options import add_json_option, integers, whole
 

@@ -7,8 +7,8 @@ import shlex
 
 __all__ = ["completion_script"]
 
-_FILES, _FOLDERS = ("files", "models"), ("run", "runs")  # arguments by their names in the parsers
-_RECIPES = ("recipe", "patterns")
+_RECIPES = ("recipe", "patterns")  # arguments by their names in the parsers
+_FILES, _FOLDERS = ("FILE", "MODEL"), ("DIR", "RUN")  # by what they are called in the help
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
@@ -25,9 +25,9 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
         for action in sub._actions:
             if action.dest in _RECIPES:
                 completed: object = recipes_or_studies if verb == "sweep" else recipes
-            elif action.dest in _FOLDERS or action.metavar == "DIR":
+            elif action.metavar in _FOLDERS:
                 completed = shtab.DIRECTORY
-            elif action.dest in _FILES or action.metavar == "FILE":
+            elif action.metavar in _FILES:
                 completed = shtab.FILE
             else:
                 continue

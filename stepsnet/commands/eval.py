@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.summary_stats import format_mean_std
 from ..output.terminal import say
 from .options import add_json_option, place, runs_inside, say_how_far, whole

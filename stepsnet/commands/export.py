@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.terminal import say
 from .options import add_json_option
 

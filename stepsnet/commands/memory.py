@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.terminal import say
 from .options import add_json_option
 
@@ -13,7 +13,7 @@ _SETTINGS = ("batch_size", "devices", "accumulation_steps", "shard", "average", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a timm or StepsNet model")
+    parser.add_argument("model", metavar="NAME", help="a timm or StepsNet model")
     parser.add_argument(
         "--batch-size", type=int, default=1024, help="samples per update, over all devices (default: 1024)"
     )

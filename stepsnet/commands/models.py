@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.markdown import markdown_table
 from ..output.terminal import say
 from .options import add_import_option, add_json_option, import_modules

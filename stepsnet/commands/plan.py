@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 from ..errors import UserError
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.markdown import markdown_table
 from ..output.terminal import say
 from ..plan import Profile, StepPlan, plan_steps

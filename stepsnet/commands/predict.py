@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.terminal import counted, say
 from .options import add_json_option, runs_inside, say_how_far, whole
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from ..files.reading import dump_json, parse_yaml, yaml_file
+from ..files.reading import parse_yaml, yaml_file
+from ..files.writing import dump_json, dump_yaml
 from ..output.terminal import say
 from .options import add_json_option
 
@@ -78,8 +79,6 @@ def explain(recipe: Recipe) -> str:
 
 
 def _lines(values: Mapping[str, Any], schema: Schema, defined: Schema) -> Iterator[str]:
-    from ..files.reading import dump_yaml
-
     for key, value in values.items():
         field = schema["properties"][key]
         inside = _settings_inside(field, defined)

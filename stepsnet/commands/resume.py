@@ -29,37 +29,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..run_folder.folder import CONFIG, kind_of, recipes_of_runs, require_run
+    from ..run_folder.folder import CONFIG, RECIPES_FOLDER, kind_of, recipes_of_runs, require_run
     from ..settings.consent import require_asked_for
     from ..settings.overrides import override, read_recipe
 
-    def changed(recipe: Recipe) -> Recipe:
+    def changed(recipe: Recipe, file: Path) -> Recipe:
         recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
         recipe = override(recipe, options.overrides)
-        require_asked_for(recipe, options.folder, typed_keys(options))
+        require_asked_for(recipe, file, typed_keys(options))
         return recipe
 
-    kind = kind_of(options.folder)
+    kind, config = kind_of(options.folder), options.folder / CONFIG
     if kind == "run":
         from .train import train_and_tell
 
         require_run(options.folder)
-        train_and_tell(changed(read_recipe(options.folder / CONFIG)), options.folder, "extend")
+        train_and_tell(changed(read_recipe(config), config), options.folder, "extend")
     elif kind == "comparison":
         from .compare import compare_and_tell
 
-        recipe = changed(read_recipe(options.folder / CONFIG))
+        recipe = changed(read_recipe(config), config)
         seeds = sorted({inner.seed for inner in recipes_of_runs(options.folder).values()})
         compare_and_tell(recipe, options.folder, seeds, options.jobs, "extend")
     else:
         from .sweep import sweep_and_tell
 
-        recipes = [changed(recipe) for recipe in _sweep(options.folder)]
+        inside = options.folder / RECIPES_FOLDER
+        recipes = [changed(recipe, inside / f"{name}.yaml") for name, recipe in _sweep(options.folder).items()]
         sweep_and_tell(recipes, options.folder, None, options.jobs, "extend")
 
 
-def _sweep(folder: Path) -> list[Recipe]:
-    """The recipes of a sweep. Raises UserError if the folder is not a sweep's."""
+def _sweep(folder: Path) -> dict[str, Recipe]:
+    """The recipes of a sweep's runs, by their names. Raises UserError if the folder is not a sweep's."""
     from ..run_folder.folder import recipes_of_runs
     from ..runs.grid import run_name
 
@@ -70,4 +71,4 @@ def _sweep(folder: Path) -> list[Recipe]:
                 f"resume: {folder} is not the folder of a sweep of recipes (it has the run {name}); continue a study "
                 "with `stepsnet sweep STUDY --run … --resume`, a comparison with `stepsnet compare … --resume`"
             )
-    return list(found.values())
+    return found

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, get_args
 
 from ..errors import UserError
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.terminal import say
 from ..plan import Profile
 from .options import add_import_option, add_json_option, import_modules, integers, whole

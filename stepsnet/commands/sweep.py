@@ -51,8 +51,9 @@ def run(options: argparse.Namespace) -> None:
     patterns = [text for text in options.patterns if "=" not in text]
     overrides = [text for text in options.patterns if "=" in text] + options.overrides
     if not patterns:
-        given = (options.run, options.results, options.render, options.data, options.seeds, options.cells)
-        if overrides or any(given):
+        of_studies = (options.results, options.cells, options.render)
+        given = (overrides, options.data, options.run, options.dry_run, options.resume, options.seeds, *of_studies)
+        if any(given):
             raise UserError(
                 "sweep: got neither a study nor recipes, expected one or the other, such as 'digits/steps_*'"
             )

@@ -90,7 +90,7 @@ def _require_asked_for(
     """Refuse to fetch what only the study's file names; returns the overrides without those that repeat it as consent.
 
     Raises:
-        UserError: as :func:`..consent.require_asked_for`, or a recipe that cannot be made.
+        UserError: as :func:`..settings.consent.require_asked_for`, or a recipe that cannot be made.
     """
     typed = parse_assignments(overrides, "sweep")
     named: set[str] = set()

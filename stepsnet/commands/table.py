@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
 from typing import Any
 
-from ..files.reading import dump_json
+from ..files.writing import dump_json
 from ..output.markdown import markdown_table
 from ..output.terminal import say
 from ..paper.tables import model_of, note_of, printed_rows

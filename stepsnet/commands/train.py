@@ -39,7 +39,7 @@ def train_or_forecast(recipe: Recipe, folder: Path, options: argparse.Namespace)
 
 def train_and_tell(recipe: Recipe, folder: Path, resume: Resume) -> None:
     """Train a recipe in a folder, or continue there, and print the result."""
-    from ..metrics import SPLITS, headline
+    from ..metrics import SPLIT_NAMES, headline
     from ..output.console import choose_display
 
     with choose_display() as display:
@@ -48,6 +48,6 @@ def train_and_tell(recipe: Recipe, folder: Path, resume: Resume) -> None:
 
         summary = train_run(recipe, folder, display, resume)
     if summary:
-        parts = {SPLITS[split]: headline(summary["metrics"], split) for split in ("val", "train")}
+        parts = {SPLIT_NAMES[split]: headline(summary["metrics"], split) for split in ("val", "train")}
         said = ", ".join(f"{split} {text}" for split, text in parts.items() if text)
         say(f"{where_to_look(folder)} — after {counted(summary['epochs'], 'epoch')}: {said}")

@@ -14,9 +14,9 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 
-__all__ = ["Captured", "NotCaptured", "capture", "first_line", "flat_outputs", "quiet", "other_picture_sizes"]
+__all__ = ["Captured", "NotCaptured", "capture", "flat_outputs", "quiet", "other_picture_sizes"]
 
 
 class NotCaptured(UserError):
@@ -55,7 +55,7 @@ def capture(model: nn.Module, example: Tensor, name: str, open_axes: dict[int, s
         with torch.no_grad(), quiet():
             program = torch.export.export(_Flat(model), (example,), dynamic_shapes=(shapes,), strict=False)
     except Exception as error:  # whatever the model's own code and torch's tracing raise
-        raise NotCaptured(f"torch.export cannot capture the model: {first_line(error)}") from error
+        raise NotCaptured(f"torch.export cannot capture the model: {in_a_line(error, 200, with_type=True)}") from error
     return Captured(program, name, tuple(example.shape[1:]), open_axes)
 
 
@@ -102,12 +102,6 @@ class _Flat(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(flat_outputs(self.model(x)))
-
-
-def first_line(error: BaseException) -> str:
-    """An exporter's error in one line: its type and the beginning of its message, which may run to pages."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
 
 
 @contextmanager

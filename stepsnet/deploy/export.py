@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 from ..files.writing import flush, require_new
 from ..output.redact import public_value
 from ..runs.results import Run
 from ..tasks.deployment import Deployment
-from .capture import Captured, NotCaptured, capture, first_line, flat_outputs, quiet
+from .capture import Captured, NotCaptured, capture, flat_outputs, quiet
 from .formats import FORMATS, Format, format_named, format_of, why_not_written
 from .sessions import open_session
 from .source import Source, find_source
@@ -166,8 +166,9 @@ def _check_input(source: Source) -> None:
         with torch.inference_mode(), quiet():
             source.model(source.inputs(1, shape))
     except Exception as error:  # whatever the model's own code raises
+        said = in_a_line(error, 200, with_type=True)
         raise UserError(
-            f"export: {source.model_name} does not take pictures of {'×'.join(map(str, shape))} ({first_line(error)}), "
+            f"export: {source.model_name} does not take pictures of {'×'.join(map(str, shape))} ({said}), "
             "expected a model that does (input_size= gives another size), or a language model in steps"
         ) from error
 
@@ -296,6 +297,6 @@ def _staged(form: Format, place: Path, force: bool) -> Iterator[Path]:
         for file, target in zip(written, form.files(place)):
             os.replace(file, target)
     except OSError as error:
-        raise UserError(f"cannot write {place}: {error.strerror or first_line(error)}") from error
+        raise UserError(f"cannot write {place}: {error.strerror or in_a_line(error, 200)}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from ..errors import UserError, import_extra, nearest
-from .capture import Captured, first_line, quiet
+from ..errors import UserError, import_extra, in_a_line, nearest
+from .capture import Captured, quiet
 
 __all__ = ["FORMATS", "Format", "format_named", "format_of", "read_metadata", "why_not_written"]
 
@@ -80,7 +80,8 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         text = form.read(path)
         return json.loads(text or "")
     except Exception as error:  # whatever three libraries and json raise
-        raise UserError(f"export: {path} was not written by stepsnet, or is damaged: {first_line(error)}") from None
+        said = in_a_line(error, 200, with_type=True)
+        raise UserError(f"export: {path} was not written by stepsnet, or is damaged: {said}") from None
 
 
 def _write_onnx(captured: Captured, outputs: Sequence[str], metadata: str, path: Path) -> None:
@@ -190,7 +191,7 @@ def why_not_written(form: Format, error: Exception) -> str:
         chain.append(str(cause))
         cause = cause.__cause__
     operators = list(dict.fromkeys(name.removesuffix(".default") for name in _OPERATOR.findall(" ".join(chain))))[:3]
-    return f"it has no operator for {', '.join(operators)}" if operators else first_line(error)
+    return f"it has no operator for {', '.join(operators)}" if operators else in_a_line(error, 200, with_type=True)
 
 
 FORMATS = {

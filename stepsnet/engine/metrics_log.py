@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, in_a_line
-from ..files.reading import dump_json
-from ..files.writing import write_atomically
+from ..files.writing import dump_json, write_atomically
 from ..run_folder.records import metrics_text, parse_metrics
 from .tracking import Tracker, scalars
 

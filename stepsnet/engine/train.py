@@ -78,8 +78,8 @@ def train(
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP, after a checkpoint of the update, or of the epoch's updates if an
             evaluation is under way; at once if the update fails.
-        UserError: the loss or a weight is not finite, a batch does not fit into memory, the folder cannot be written,
-            or the task's monitored metric is not listed (metrics.py).
+        UserError: the loss, a gradient or a weight is not finite, a batch does not fit into memory, the folder cannot
+            be written, or the task's monitored metric is not listed (metrics.py).
     """
     with catch_signals() as caught:
         try:

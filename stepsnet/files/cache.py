@@ -1,4 +1,7 @@
-"""The user's cache: what is computed once for a data set or a tokenizer, with its checksum."""
+"""The user's cache: what is computed once for a data set or a tokenizer, with its checksum.
+
+``settings/consent.py`` keeps in it what the user has asked to be fetched.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ __all__ = ["cache_folder", "cached_json", "locked_entry", "say_damaged"]
 
 
 def cache_folder() -> Path:
-    """The folder of files that are computed once per data set: ``STEPSNET_CACHE``, or else ``~/.cache/stepsnet``.
+    """The cache: ``STEPSNET_CACHE``, or else ``~/.cache/stepsnet``.
 
     A user without a home directory, as in some containers, gets one of their own among the temporary files.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
@@ -14,16 +13,13 @@ from typing import Any
 from ..errors import UserError, in_a_line
 
 __all__ = [
-    "dump_json",
-    "dump_yaml",
-    "is_encodable",
+    "add_yaml_schema",
     "parse_json",
     "parse_yaml",
     "read_json",
     "read_text",
     "read_yaml",
     "require_data_folder",
-    "without_nonfinite",
     "yaml_file",
 ]
 
@@ -34,15 +30,6 @@ _MOST_DEPTH = 100
 def _seen_from(path: str | Path) -> str:
     """For messages about missing files: the folder from which a relative path was looked up, or nothing."""
     return "" if Path(path).is_absolute() else f" (looked up from {os.path.abspath('.')})"
-
-
-def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can hold the text: JSON may have half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def require_data_folder(path: str | Path, expected: str) -> None:
@@ -152,31 +139,6 @@ def parse_yaml(text: str, where: str) -> Any:
     return content
 
 
-def dump_yaml(content: Any, *, lists_in_line: bool = False) -> str:
-    """Plain data as YAML that both :func:`parse_yaml` and readers of YAML 1.1 read back unchanged."""
-    import yaml
-
-    dumper = _dumper()
-    if lists_in_line:
-        tag = "tag:yaml.org,2002:seq"
-        dumper.add_representer(list, lambda own, value: own.represent_sequence(tag, value, flow_style=True))
-    return yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True)
-
-
-def dump_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader accepts, with null in place of numbers that are not finite."""
-    return json.dumps(without_nonfinite(value), indent=indent, allow_nan=False)
-
-
-def without_nonfinite(value: Any) -> Any:
-    """The value as JSON can hold it: None in place of numbers that are not finite, and lists in place of tuples."""
-    if isinstance(value, dict):
-        return {key: without_nonfinite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nonfinite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _of_kind(content: Any, kind: type | None, got: str, behind: str) -> Any:
     if kind is None or isinstance(content, kind):
         return content
@@ -217,7 +179,7 @@ _SCALARS = {
 }
 
 
-def _add_schema(kind: Any, resolvers: dict[str, Any]) -> None:
+def add_yaml_schema(kind: Any, resolvers: dict[str, Any]) -> None:
     kind.yaml_implicit_resolvers = resolvers
     for name, (pattern, first) in _SCALARS.items():
         kind.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), first)
@@ -242,7 +204,7 @@ def _loader() -> Any:
         def flatten_mapping(self, node: Any) -> None:  # no merge keys, which YAML 1.2 does not have
             pass
 
-    _add_schema(Loader, {})
+    add_yaml_schema(Loader, {})
     plain = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "str", "seq", "map")} | {None}  # None: refused
     Loader.yaml_constructors = {tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in plain}
     numbers: dict[str, Callable[[Any, Any], Any]] = {
@@ -252,14 +214,3 @@ def _loader() -> Any:
     for name, construct in numbers.items():
         Loader.add_constructor(f"tag:yaml.org,2002:{name}", construct)
     return Loader
-
-
-def _dumper() -> Any:
-    """PyYAML's dumper, which quotes text that either version of YAML would read as something else."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    _add_schema(Dumper, {first: list(rules) for first, rules in yaml.SafeDumper.yaml_implicit_resolvers.items()})
-    return Dumper

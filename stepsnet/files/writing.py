@@ -1,9 +1,11 @@
-"""Atomic writes, after which a reader sees either the old file or the new one, and checksums."""
+"""Plain data as the text of a file; atomic writes, after which a reader sees the old file or the new one; checksums."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import math
 import os
 import re
 import secrets
@@ -11,13 +13,83 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
+from .reading import add_yaml_schema
+
+__all__ = [
+    "LOCKLESS",
+    "SUMS",
+    "dump_json",
+    "dump_yaml",
+    "encodable",
+    "flush",
+    "is_encodable",
+    "is_temporary",
+    "is_whole",
+    "remove_temporaries",
+    "replacing",
+    "require_new",
+    "require_writable_folder",
+    "sha256",
+    "verify",
+    "without_nonfinite",
+    "write_atomically",
+    "write_new",
+    "write_sums",
+]
 
 SUMS = "SHA256SUMS"
 LOCKLESS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # how flock fails on a disk that has no locks
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # beside a file that is being written
+
+
+def dump_yaml(content: Any, *, lists_in_line: bool = False) -> str:
+    """Plain data as YAML that both :func:`.reading.parse_yaml` and readers of YAML 1.1 read back unchanged."""
+    import yaml
+
+    dumper = _dumper()
+    if lists_in_line:
+        tag = "tag:yaml.org,2002:seq"
+        dumper.add_representer(list, lambda own, value: own.represent_sequence(tag, value, flow_style=True))
+    return yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True)
+
+
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader accepts, with null in place of numbers that are not finite."""
+    return json.dumps(without_nonfinite(value), indent=indent, allow_nan=False)
+
+
+def without_nonfinite(value: Any) -> Any:
+    """The value as JSON can hold it: None in place of numbers that are not finite, and lists in place of tuples."""
+    if isinstance(value, dict):
+        return {key: without_nonfinite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nonfinite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _dumper() -> Any:
+    """PyYAML's dumper, which quotes text that either version of YAML would read as something else."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    add_yaml_schema(Dumper, {first: list(rules) for first, rules in yaml.SafeDumper.yaml_implicit_resolvers.items()})
+    return Dumper
+
+
+def encodable(text: str) -> str:
+    """The text with surrogates escaped: file names that are not UTF-8 have them, and no UTF-8 file can hold them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can hold the text: JSON may have half of a surrogate pair."""
+    return encodable(text) == text
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..errors import UserError
-from ..files.reading import dump_yaml, read_yaml
+from ..files.reading import read_yaml
+from ..files.writing import dump_yaml, encodable
 from ..metrics import find_metric, format_metric, metric_label, split_and_key
 from ..output.markdown import markdown_table
 from ..output.redact import public, public_command, public_value
@@ -21,8 +22,7 @@ from ..output.summary_stats import format_mean_std
 from ..plan import steps_as_text, steps_of
 from ..report.load_runs import LoadedRun, load_run
 from ..report.words import count, duration, key_in_words, updates_in_words
-from ..run_folder.folder import read_run_recipe
-from ..run_folder.inspection import encodable
+from ..run_folder.folder import CONFIG, read_run_recipe
 from ..run_folder.provenance import joined
 from ..settings.config import Recipe
 from ..settings.overrides import to_plain
@@ -105,7 +105,7 @@ def _seeds(run: LoadedRun, modules: Sequence[str]) -> Sequence[LoadedRun]:
     A run that names other modules than ``modules`` is skipped: nobody has asked for its modules to be imported.
     """
     found = {run.seed: run}
-    for config in sorted(run.folder.resolve().parent.glob("*/config.yaml")):
+    for config in sorted(run.folder.resolve().parent.glob(f"*/{CONFIG}")):
         with suppress(UserError):
             named = read_yaml(config, "run").get("import") or []
             if ([named] if isinstance(named, str) else named) != list(modules):

@@ -12,8 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .. import __version__
 from ..errors import UserError, in_a_line
-from ..files.reading import dump_yaml
-from ..files.writing import write_atomically
+from ..files.writing import dump_yaml, write_atomically
 from ..run_folder.folder import ASSETS, CONFIG, read_run_recipe
 from ..run_folder.records import read_summary
 from ..tasks import publish

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ..metrics import METRICS, SPLITS, format_metric, metric_label
+from ..metrics import METRICS, SPLIT_NAMES, format_metric, metric_label
 from .figure import ReportFigure, csv_rows, make_panels
 from .load_runs import Group, LoadedRun
 from .words import sentence, values_in_words
@@ -71,7 +71,7 @@ def _caption(curves: dict[str, list[tuple[Group, Curve]]]) -> str:
 def _draw(groups: Sequence[Group], curves: dict[str, list[tuple[Group, Curve]]], key: str, narrow: bool) -> Figure:
     figure, axes = make_panels(narrow, len(curves), 2, 2.2 if narrow else 2.7, sharey=True)
     for ax, (name, recorded) in zip(axes, curves.items()):
-        ax.set(title=SPLITS[name.partition("_")[0]], xlabel="epoch", ylabel=METRICS[key].axis_label)
+        ax.set(title=SPLIT_NAMES[name.partition("_")[0]], xlabel="epoch", ylabel=METRICS[key].axis_label)
         epochs_shown = {epoch for _, curve in recorded for epoch in curve}
         if len(epochs_shown) == 1:
             ax.set_xticks(list(epochs_shown))

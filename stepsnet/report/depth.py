@@ -8,14 +8,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..metrics import SPLITS, Metric, metric_label
+from ..metrics import SPLIT_NAMES, Metric, metric_label
 from .figure import ReportFigure, csv_rows, make_panels, scale_by_size
 from .load_runs import Group, comparable
 from .words import join, mean_std, number, result_metric, sentence
 
 __all__ = ["depth_figure", "results_figure"]
 
-_TITLES = SPLITS | {"train_clean": "training, without augmentation"}
+_TITLES = SPLIT_NAMES | {"train_clean": "training, without augmentation"}
 Curve = dict[int, Group]  # of one label, by number of blocks
 
 

@@ -12,16 +12,30 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..errors import UserError, in_a_line
-from ..files.reading import dump_yaml, parse_json, parse_yaml, read_text, read_yaml
+from ..files.reading import parse_json, parse_yaml, read_text, read_yaml
+from ..files.writing import dump_yaml, encodable
 from ..metrics import METRICS
 from ..output.colors import OKABE_ITO
 from ..output.redact import public, without_place
 from ..plan import steps_of
 from ..run_folder.folder import CONFIG, RECIPES_FOLDER, require_run
-from ..run_folder.inspection import encodable
 from ..run_folder.records import diverged_at, metrics_text, read_label, read_summary
 from ..settings.config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE_LENGTH
 from ..settings.overrides import read_recipe, to_plain
+
+__all__ = [
+    "BASELINE",
+    "Group",
+    "LINESTYLES",
+    "LoadedRun",
+    "OF_DATA_SIZE",
+    "STEPS",
+    "comparable",
+    "group_runs",
+    "load_run",
+    "members",
+    "varied_settings",
+]
 
 STEPS, BASELINE = "StepsNet", "baseline"
 OF_DATA_SIZE = ("samples", "text", "images")  # keys of summary.json; each task has its own

@@ -19,10 +19,10 @@ from markupsafe import Markup
 
 from ..errors import UserError
 from ..files.own_files import write_own_files
+from ..files.writing import encodable
 from ..metrics import METRICS, format_metric, metric_label
 from ..output.terminal import printable
 from ..plan import steps_as_text
-from ..run_folder.inspection import encodable
 from ..run_folder.provenance import joined
 from .confusion import confusion_figure
 from .curves import curves_figure

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
+from ..metrics import METRICS, SPLIT_NAMES, Metric, find_metric, higher_is_better, metric_label
 from ..output.summary_stats import format_count, format_mean_std
 from .load_runs import BASELINE, STEPS, Group, comparable
 
@@ -114,7 +114,7 @@ def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str,
     unfinished = "; ".join(f"{what}: {join(names)}" for what, names in listed.items() if names)
     metric = result_metric(finished, split)
     if metric is None:
-        return sentence("No result yet", unfinished or f"no run has a {SPLITS[split]} metric"), []
+        return sentence("No result yet", unfinished or f"no run has a {SPLIT_NAMES[split]} metric"), []
     name = metric_label(key := f"{split}_{metric.key}")
     differences = [_difference(steps, base, key) for steps, base in pairs(finished)]
     difference_tiles = [tile for _, tile in differences if tile]

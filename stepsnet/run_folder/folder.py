@@ -121,7 +121,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         is_a_run = (folder / "metrics.jsonl").exists()  # a comparison's folder has only a config.yaml
-        inside = [] if is_a_run else sorted(path.parent for path in folder.glob("*/config.yaml"))
+        inside = [] if is_a_run else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
         found += inside or [folder]
     return each_once(found)
 

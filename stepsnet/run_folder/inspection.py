@@ -14,9 +14,10 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.dataclasses import dataclass
 
 from ..errors import UserError, in_a_line
-from ..files.writing import write_atomically
+from ..files.writing import encodable, write_atomically
 
 __all__ = [
+    "INSPECTION",
     "Confusion",
     "Picture",
     "Pictures",
@@ -24,20 +25,12 @@ __all__ = [
     "Table",
     "Text",
     "Texts",
-    "encodable",
     "read_inspection",
     "write_inspection",
 ]
 
-FILE = "inspection.json"
+INSPECTION = "inspection.json"
 _CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
-
-
-def encodable(text: str) -> str:
-    """The text with surrogates escaped: file names that are not UTF-8 have them, and no UTF-8 file can hold them."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 _Words = Annotated[str, AfterValidator(encodable)]
 
 
@@ -96,7 +89,7 @@ Section = Confusion | Table | Pictures | Texts
 
 def write_inspection(folder: Path, sections: Sequence[Section]) -> None:
     """Write ``inspection.json``. Raises UserError if that fails."""
-    write_atomically(folder / FILE, _format().dump_json(list(sections), indent=1) + b"\n")
+    write_atomically(folder / INSPECTION, _format().dump_json(list(sections), indent=1) + b"\n")
 
 
 def read_inspection(folder: Path) -> list[Section]:
@@ -105,7 +98,7 @@ def read_inspection(folder: Path) -> list[Section]:
     Raises:
         UserError: the file is damaged, or of a later version.
     """
-    file = folder / FILE
+    file = folder / INSPECTION
     try:
         return _format().validate_json(file.read_bytes()) if file.exists() else []
     except (OSError, ValidationError) as error:

@@ -15,6 +15,7 @@ from ..settings.config import MAY_CHANGE_ON_RESUME, Recipe
 from ..settings.from_data import as_begun
 from ..settings.overrides import read_recipe, to_plain, to_yaml
 from .folder import ASSETS, CONFIG, LOCK, RECIPES_FOLDER, folder_name, has_ended, names_in, updates_done
+from .inspection import INSPECTION
 from .records import LABEL, read_metrics, read_summary
 
 __all__ = [
@@ -35,9 +36,9 @@ __all__ = [
 # one if there is none. "extend": resume it, perhaps with another number of epochs.
 Resume = bool | Literal["auto", "extend"]
 
-_RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
+_RESULTS = ("report.html", "figures", INSPECTION, "model.safetensors")
 # what a start leaves in a folder before the first update
-_OF_A_START = {CONFIG, LOCK, LABEL, "metrics.jsonl", "processes.jsonl", "checkpoints", "tensorboard", "wandb"}
+_OF_A_START = {CONFIG, LABEL, "metrics.jsonl", "processes.jsonl", "checkpoints", "tensorboard", "wandb"}
 _OF_A_START |= {"tracker.txt", *ASSETS}
 
 
@@ -126,7 +127,7 @@ def _clear_failed_start(folder: Path) -> None:
     """
     try:
         for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name in _OF_A_START - {LOCK, CONFIG} and not path.is_dir():
+            if path.name in _OF_A_START - {CONFIG} and not path.is_dir():
                 path.unlink()
     except OSError as error:
         raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None

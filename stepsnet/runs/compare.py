@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files.reading import dump_json
-from ..files.writing import write_atomically
+from ..files.writing import dump_json, write_atomically
 from ..models.grow.spec import with_sources
 from ..output.console import Display
 from ..output.summary_stats import mean_and_std
@@ -42,8 +41,8 @@ def compare(
     entries = entries_of(recipe)
     steps, baseline = check_entries(entries, folder, seeds, jobs)
     if is_new:
-        tell(display, [entry.name for entry in entries], [steps, baseline])
         recipe = with_baseline(steps.recipe, baseline.recipe)
+        tell(display, [entry.name for entry in entries], [steps, baseline])
     both = zip(entries, (steps, baseline))
     entries = [dataclasses.replace(entry, data_counts=one.data_counts) for entry, one in both]
     trained = train_grid(entries, folder, seeds, jobs, display, resume, recipe)

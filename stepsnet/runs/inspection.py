@@ -1,4 +1,4 @@
-"""The last step of a run: what its report shows of the trained model, on validation data."""
+"""When a run has ended, what its report shows of the trained model, on validation data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from ..device import autocast
 from ..engine.randomness import keep_random_states
 from ..engine.task import Task
+from ..errors import in_a_line
 from ..models.build import build_model
 from ..run_folder.checkpoint import load_into
 from ..run_folder.inspection import write_inspection
@@ -39,5 +40,4 @@ def inspect_run(
                 sections = task.inspect(model.to(device).eval(), device)
         write_inspection(folder, sections)
     except Exception as error:  # from a task, a library, exhausted memory or the disk
-        reason = " ".join(str(error).split())[:200]
-        note(f"the report has no examples of what the model does: {type(error).__name__}: {reason}")
+        note(f"the report has no examples of what the model does: {in_a_line(error, 200, with_type=True)}")

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files.reading import dump_json
-from ..files.writing import write_atomically
+from ..files.writing import dump_json, write_atomically
 from ..models.blocks import is_in_steps
 from ..models.grow.spec import with_sources
 from ..output.console import Display

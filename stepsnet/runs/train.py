@@ -22,8 +22,7 @@ from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import TrainResult, train
 from ..engine.update import Diverged, diverged
 from ..errors import UserError
-from ..files.reading import dump_json, without_nonfinite
-from ..files.writing import write_atomically
+from ..files.writing import dump_json, without_nonfinite, write_atomically
 from ..machine import cores
 from ..models.blocks import widths_of
 from ..models.grow.spec import with_sources
@@ -61,7 +60,7 @@ def train_run(
         lines_shown: whether the lines before the training have been shown, by whoever starts several runs.
 
     Raises:
-        UserError: bad input, or a loss that is not finite.
+        UserError: bad input, or a loss, a gradient or a weight that is not finite.
         Interrupted: a signal arrived; a checkpoint was written first.
     """
     recipe = with_sources(recipe)

@@ -1,4 +1,4 @@
-"""The augmentation settings of each task that reads images, and the types that settings share.
+"""The augmentation settings of each task that reads images.
 
 As in config.py, which has all other settings, each field declares its type, bounds and meaning.
 """
@@ -7,32 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from ..errors import UserError
+from .field_types import STRICT, Factor, Share, Side
 
-__all__ = [
-    "STRICT",
-    "Augment",
-    "BelowOne",
-    "Count",
-    "DetectionAugment",
-    "Factor",
-    "Positive",
-    "SegmentationAugment",
-    "Share",
-    "Side",
-]
-
-# Strict: "3" is not a number and true is not 1. By the rules of JSON a list fills a tuple and 1 a float.
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True)
-Share = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0, le=2**31)]
-Factor = Annotated[float, Field(ge=1e-2, le=1e2)]  # of a size
-Side = Annotated[int, Field(ge=1, le=2**16)]  # in pixels
-Count = Annotated[int, Field(ge=1, le=2**31)]
+__all__ = ["Augment", "DetectionAugment", "SegmentationAugment"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

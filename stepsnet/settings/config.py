@@ -16,18 +16,8 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from ..errors import UserError
-from .augmentation import (
-    STRICT,
-    Augment,
-    BelowOne,
-    Count,
-    DetectionAugment,
-    Factor,
-    Positive,
-    SegmentationAugment,
-    Share,
-    Side,
-)
+from .augmentation import Augment, DetectionAugment, SegmentationAugment
+from .field_types import STRICT, BelowOne, Count, Factor, Positive, Share, Side
 
 __all__ = [
     "ABOUT_THE_RECIPE",

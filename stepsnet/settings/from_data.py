@@ -62,9 +62,18 @@ def with_args(recipe: R, args: Mapping[str, Any], **changes: Any) -> R:
 
 
 def with_baseline(recipe: R, of_baseline: Recipe) -> R:
-    """The recipe of a comparison, from the recipes of its two models with what the data decide filled in."""
+    """The recipe of a comparison, from the recipes of its two models with what the data decide filled in.
+
+    Raises:
+        UserError: different shares of the images would be evaluated for the two.
+    """
     both = dataclasses.replace(recipe, baseline=of_baseline.model)
     if isinstance(both, ClassificationRecipe) and isinstance(of_baseline, ClassificationRecipe):
+        if both.crop_pct != of_baseline.crop_pct:
+            raise UserError(
+                "crop_pct: got null, which is 1 for the model whose size is left to the data and the other model's "
+                "own, expected a number for both, such as 1"
+            )
         # one model may have a size in its arguments and the other none; each run decides again when it is resumed
         size = both.img_size if both.img_size == of_baseline.img_size else "data"
         mode = both.crop_mode if both.crop_mode == of_baseline.crop_mode else None  # each has its own

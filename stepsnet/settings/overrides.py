@@ -17,7 +17,8 @@ from typing import Any
 import pydantic
 
 from ..errors import UserError, nearest
-from ..files.reading import dump_yaml, parse_yaml, read_yaml
+from ..files.reading import parse_yaml, read_yaml
+from ..files.writing import dump_yaml
 from .config import RECIPE_TYPES, Recipe, key_of
 from .user_modules import import_user_modules
 

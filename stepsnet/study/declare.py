@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from ..errors import UserError, nearest
 from ..files.reading import read_yaml, yaml_file
 from ..metrics import METRICS
-from ..settings.augmentation import STRICT
+from ..settings.field_types import STRICT
 from ..settings.overrides import first_mistake, known_keys
 
 __all__ = [

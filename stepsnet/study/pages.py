@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..files.own_files import NotOurFile, write_own_files
-from ..files.reading import dump_json, read_json, read_yaml
+from ..files.reading import read_json, read_yaml
+from ..files.writing import dump_json
 from ..report.figure import csv_of, figure_files
 from ..run_folder.folder import RECIPES_FOLDER
 from .declare import Study

@@ -134,7 +134,7 @@ def _is_worse_than_chance(summary: Mapping[str, Any], split: str) -> bool:
 def diverged_record(
     study: Study, planned: Planned, recipe: Recipe, run: Path, said: str, command: str
 ) -> dict[str, Any]:
-    """The record of a run that stopped because its loss was not finite. It counts as the worst result."""
+    """The record of a run that stopped because one of its numbers was not finite. It counts as the worst result."""
     return {
         **_head(study, planned, command),
         "data": public_value(recipe.data),

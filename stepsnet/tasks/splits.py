@@ -1,8 +1,8 @@
 """Which split of the data is evaluated, and which part of the training split is held out for validation.
 
-``DATA@train``, ``DATA@val`` and ``DATA@test`` mean the same for every task that reads images: the samples that are
-trained on, those that runs are validated on, and those that are scored at the end. With ``holdout`` a fixed part of
-the training split is validated on, and the data's own validation split is left for ``DATA@test``.
+``DATA@train``, ``DATA@val`` and ``DATA@test`` mean the same for every task: the samples that are trained on, those
+that runs are validated on, and those that are scored at the end. With ``holdout`` a fixed part of the training split
+is validated on, and the data's own validation split is left for ``DATA@test``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...errors import UserError
 from ...files.cache import cached_json
-from ...files.reading import is_encodable, read_json
+from ...files.reading import read_json
+from ...files.writing import is_encodable
 from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
 from ..orientation import Fit, are_stored, fit_of, on_turned
 

@@ -19,7 +19,8 @@ from PIL import Image
 
 from ...errors import UserError, nearest
 from ...files.cache import cached_json
-from ...files.reading import is_encodable, read_json, read_text, require_data_folder
+from ...files.reading import read_json, read_text, require_data_folder
+from ...files.writing import is_encodable
 from ..images import UnreadableImage, each_in_threads, open_image, open_stored, stored_size
 from ..orientation import Fit, are_stored, fit_of, on_turned
 from ..splits import check_holdout, hold_out, require_split, sources_of
