@@ -130,7 +130,9 @@ class StepsNet(nn.Module):
         if isinstance(index, slice):
             if index.step is not None and index.step < 0:
                 raise ValueError(f"slice: got a step of {index.step}, expected a positive one: blocks keep their order")
-            kept = set(range(len(self))[index])
+            kept = range(len(self))[index]
+            if kept == range(len(self)):
+                return self  # transformers' models take such a slice in each forward pass
             return self._select([i in kept for i in range(len(self))])
         return list(self)[index]
 

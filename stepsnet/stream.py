@@ -54,11 +54,11 @@ def check_stream(y: Tensor, dim: int, width: int, step: int) -> Tensor:
     Step 0 is the input.
     """
     if not isinstance(y, Tensor):
-        where = f"output of step {step}" if step > 0 else "input"
-        raise TypeError(f"{where} of the StepsNet: got {type(y).__name__}, expected one tensor")
+        where = f"output of step {step} of the StepsNet" if step > 0 else "input of the blocks"
+        raise TypeError(f"{where}: got {type(y).__name__}, expected one tensor")
     if y.shape[dim] != width:
-        where = f"output of step {step}" if step > 0 else "input"
-        raise ValueError(f"{where} of the StepsNet: got {y.shape[dim]} channels, expected {width}")
+        where = f"output of step {step} of the StepsNet" if step > 0 else "input of the blocks"
+        raise ValueError(f"{where}: got {y.shape[dim]} channels, expected {width}")
     return y
 
 
@@ -143,7 +143,7 @@ class StreamBlock:
         return isinstance(other, StreamBlock) and self.block is other.block
 
     def __hash__(self) -> int:
-        return hash(self.block)
+        return hash(getattr(self, "block", None))  # Dynamo, which compiles __init__, asks before ``block`` is set
 
     def __iter__(self):
         raise TypeError(

@@ -14,7 +14,15 @@ from residual_networks import JOINED, stirred, vit
 from timm.layers import GluMlp, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import Block
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, LlamaConfig, MambaConfig, MambaModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaModel,
+)
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -110,6 +118,17 @@ def test_gpt2_generates_in_a_design(name):
     assert torch.equal(*found) and found[0].shape == (1, 11)
 
 
+def test_a_language_model_that_is_joined_by_hand_is_compiled_as_one_graph():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=67, **sizes))
+    model.model.layers = connect(model.model.layers, "dense_former")
+    stirred(model.model.layers, 0.1)
+    ids = torch.randint(67, (1, 6))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+
+
 class Scaled(nn.Module):
     """A block whose branches are an activation alone, and a parameter in front of a layer."""
 
@@ -124,7 +143,7 @@ class Scaled(nn.Module):
 
 def test_branches_without_a_norm_are_joined():
     blocks, x = [Scaled(7) for _ in range(2)], torch.randn(2, 7, 7)
-    with pytest.raises(UserError, match=r"those of Scaled are not declared; .*declare_branches\(Scaled, \[…\]\)"):
+    with pytest.raises(UserError, match=r"those of \S+Scaled are not declared; .*declare_branches\(Scaled, \[…\]\)"):
         connect(blocks, "mhc", width=7)
     for wrong in ("act", [], [3], 3, [" "], [BranchParts("norm")]):
         with pytest.raises(UserError, match=r"branches of Scaled: got .*, expected a list of paths"):
@@ -184,7 +203,7 @@ class Plain(nn.Module):
 
 def test_designs_that_work_on_linear_layers_take_a_block_of_ones_own():
     declare_branches(Plain, ["norm mlp"])
-    message = "linears of a branch, which Plain does not declare; to declare it, give BranchParts to"
+    message = r"linears of a branch, which \S+Plain does not declare; to declare it, give BranchParts to"
     with pytest.raises(UserError, match=message):
         connect([Plain(8)], "fixup")
     declare_branches(Plain, [BranchParts("norm", "mlp", hidden=(("up", 0, 1),), last="down")])

@@ -206,6 +206,41 @@ def test_blocks_share_their_compiled_graphs(name):
     assert not counters["graph_break"]  # behind one, what is compiled may hold on to an object of one pass
 
 
+class _Loop(torch.nn.Module):
+    """A model with a loop of its own, which a break may cut into several graphs."""
+
+    def __init__(self, blocks, breaks):
+        super().__init__()
+        self.blocks, self.breaks = blocks, breaks
+
+    def forward(self, x):
+        for block in self.blocks[: len(self.blocks)]:  # a slice, as in models of transformers
+            x = block(x)
+            if self.breaks:
+                torch._dynamo.graph_break()
+        return x
+
+
+# one of each wiring: the stream, several streams, all outputs, the first values, sources of a mean
+@pytest.mark.parametrize(
+    ("name", "breaks"),
+    [
+        ("layer_scale", False),
+        ("mhc", False),
+        ("dense_former", False),
+        ("value_residual", False),
+        ("attention_residuals", False),
+        ("dense_former", True),
+    ],
+)
+def test_a_model_that_loops_over_its_blocks_is_compiled(name, breaks):
+    model = _Loop(stirred(stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(2)], name), 0.1), breaks)
+    x = torch.randn(2, 5, WIDTH)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=not breaks)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 SUMS = {"dense_former": 10, "mudd": 12, "attention_residuals": 18, "attention_residuals_block": 3}
 
 
@@ -372,7 +407,9 @@ def test_blocks_are_not_run_without_those_before_them(name):
         for run in (part, lambda x, part=part: [block(x) for block in part]):
             with pytest.raises(UserError, match="got a part of a connected sequence without its first block"):
                 run(network[:2](x))
-    with pytest.raises(RuntimeError, match=r"block 2 of .* no block before it has run"):
+    with pytest.raises(
+        RuntimeError, match=r"block 2 of .* no block before it has run .* by its index, blocks.2.; .* iterate"
+    ):
         network[2](x)
     assert torch.isfinite(network[:2](x)).all() and torch.isfinite(network[0](x)).all() and len(network[4:]) == 0
 

@@ -46,6 +46,11 @@ class ConnectedBlock:
     def forward(self, state: State, *args: Any, **kwargs: Any) -> State:
         if isinstance(state, tuple):
             self._refuse_reentrant()
+        elif isinstance(state, Tensor) and not self.wiring.may_be(state):
+            raise UserError(
+                f"residual: {self.block_class.__name__}: got a stream, expected the state of its design, which is more "
+                "than that tensor: run the container that connect returned, in place of the one that it was given"
+            )
         if self.unit == "block":
             return self.connections[0](state, lambda x: self._whole(x, *args, **kwargs))
         if (args or kwargs) and not any(one.takes_arguments or one.function for one in self.branch_parts):

@@ -119,6 +119,10 @@ class Wiring(DesignPart):
             raise UserError(f"residual: finish of the design's Wiring returned {kind}, expected one tensor, the stream")
         return y
 
+    def may_be(self, state: Tensor) -> bool:
+        """Whether a tensor may be a state, and is not the stream as the blocks' old container passes it."""
+        return not self.grows
+
     def as_sum(self, state: State) -> Tensor:
         """The stream for statistics: as ``finish`` returns it or, if that is a mean of what blocks wrote, their sum."""
         return self.finish(state)

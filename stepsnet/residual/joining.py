@@ -18,7 +18,7 @@ from .branches import BranchParts
 from .channels import check_channels
 from .connected import ConnectedBlock, ConnectedSequence, connected_class, has_design
 from .design import Connection, Place, Wiring, check_design, check_options
-from .known_blocks import check_declared, parts_of
+from .known_blocks import check_declared, name_of, parts_of, undeclared
 from .linears import heads_of, inputs_of_last, misses_linear
 from .table import DESIGNS
 
@@ -39,9 +39,10 @@ def connect(
     """Join residual blocks by a design, in place of the ``nn.Sequential`` that holds them.
 
     ``model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=4)``. The design uses the blocks themselves,
-    not copies: pass ``copy.deepcopy(model.blocks)`` to keep a plain network. Their weights keep their names; those of
-    the design are beside them, in ``connections``. "fixup", "deepnorm" and "rezero" also prescribe start values: they
-    draw the blocks' linear layers anew, so trained weights are lost. Only "plain" returns an ``nn.Sequential``.
+    not copies, so the given container can no longer be run by itself: pass ``copy.deepcopy(model.blocks)`` to keep a
+    plain network. Their weights keep their names; those of the design are beside them, in ``connections``. "fixup",
+    "deepnorm" and "rezero" also prescribe start values: they draw the blocks' linear layers anew, so trained weights
+    are lost. Only "plain" returns an ``nn.Sequential``.
 
     Args:
         blocks: blocks of one width, or a StepsNet, each step of which is then a stream of its own.
@@ -117,9 +118,7 @@ def connect_steps(
 def check_channels_last(container: StepsNet, design: str) -> None:
     """Raise UserError for a design of a StepsNet whose channels are not in the last dimension."""
     if container.dim != -1 and design_of(design) is not None:
-        raise UserError(
-            f"residual: got a StepsNet with channels in dimension {container.dim}, expected channels last (-1)"
-        )
+        raise UserError(f"residual: got blocks with channels in dimension {container.dim}, expected channels last (-1)")
 
 
 def wire_steps(
@@ -318,7 +317,9 @@ def _check_places(blocks: Sequence[nn.Module], widths: Sequence[Any], first: Any
         if value is None and key != "first":
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= (most or MOST_BLOCKS):
-            raise UserError(f"residual: {key}: got {value!r}, expected 1 to {most or MOST_BLOCKS:,}")
+            raise UserError(
+                f"residual: {key}: got {value!r}, expected a whole number from 1 to {most or MOST_BLOCKS:,}"
+            )
     if num_blocks is not None and num_blocks < first - 1 + len(blocks):
         raise UserError(f"residual: num_blocks: got {num_blocks}, expected at least {first - 1 + len(blocks)}")
 
@@ -343,16 +344,15 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int
     check_channels(block, width)
     parts = parts_of(block)
     if parts is None and design.unit != "block":
-        raise UserError(
-            f"residual: {name} joins the branches of a block, and those of {kind} are not declared; if it computes "
-            f"x + F(x), declare them with stepsnet.residual.declare_branches({kind}, […])"
-        )
+        raise UserError(f"residual: {name} joins the branches of a block, and {undeclared(block)}")
     for part in design.needs:
         declared = [bool(getattr(one, part)) for one in parts or ()]
         if not (all(declared) if part in ("norm", "linears") else any(declared)) or not declared:
+            how = "to declare it, give BranchParts to stepsnet.residual.declare_branches"
+            if part != "norm" and any(isinstance(module, nn.MultiheadAttention) for module in block.modules()):
+                how = "its nn.MultiheadAttention holds queries, keys and values in one parameter, not in linear layers"
             raise UserError(
-                f"residual: {name} works on the {part} of a branch, which {kind} does not declare; to declare it, give "
-                "BranchParts to stepsnet.residual.declare_branches"
+                f"residual: {name} works on the {part} of a branch, which {name_of(block)} does not declare; {how}"
             )
     for one in parts or ():
         if "linears" in design.needs and (path := misses_linear(block, one)):
@@ -392,6 +392,6 @@ def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]
     if given or found:
         return given or next(iter(found))
     raise UserError(
-        f"residual: the width of {type(blocks[0]).__name__} is not known, expected width=C, or branches declared by "
+        f"residual: the width of {name_of(blocks[0])} is not known, expected width=C, or branches declared by "
         "paths that begin with the norm"
     )

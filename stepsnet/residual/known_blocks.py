@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 from ..macs import OF_MODULES, held_tensors
 from .branches import BoundBranch, BranchParts, Projection, through
 from .linears import linear_paths
@@ -28,7 +28,9 @@ __all__ = [
     "check_no_norm_behind",
     "declare_branches",
     "is_norm",
+    "name_of",
     "parts_of",
+    "undeclared",
 ]
 
 # F by its parts; or by the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks
@@ -46,8 +48,11 @@ def declare_branches(block_class: type[nn.Module], branches: Sequence[BranchDecl
             :class:`BranchParts`, for the designs that work on linear layers.
 
     Raises:
-        UserError: ``branches`` is something else.
+        UserError: ``branches`` is something else, or ``block_class`` is no class.
     """
+    if not isinstance(block_class, type):
+        kind = type(block_class).__name__
+        raise UserError(f"residual: branches: got an instance of {kind}, expected the class of the blocks")
 
     def is_one(branch: Any) -> bool:
         if isinstance(branch, BranchParts):
@@ -67,7 +72,7 @@ def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
         UserError: a declared path leads nowhere in the block, or that of a norm or linear layer leads to no module.
     """
     cls = type(block)
-    row = _DECLARED.get(cls) or _ROWS.get(f"{cls.__module__}.{cls.__qualname__}")
+    row = _DECLARED.get(cls) or _ROWS.get(name_of(block))
     if not (branches := row(block) if callable(row) else row):
         return None
     found = [_parts_along(one, block) for one in branches]
@@ -82,6 +87,22 @@ def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
                     f"residual: branches of {cls.__name__}: {path}: got {type(part).__name__}, expected a module"
                 )
     return found
+
+
+def name_of(block: nn.Module) -> str:
+    """The class of a block with its module: timm alone has several called Block."""
+    return f"{type(block).__module__}.{type(block).__qualname__}"
+
+
+def undeclared(block: nn.Module) -> str:
+    """What an error message says of a block that :func:`parts_of` does not know."""
+    name = name_of(block)
+    if only := _ONLY.get(name):
+        return f"those of {name} are declared only {only}"
+    return (
+        f"those of {name} are not declared; if it computes x + F(x), declare them with "
+        f"stepsnet.residual.declare_branches({type(block).__name__}, […])"
+    )
 
 
 def _without_lost_linears(parts: BranchParts, block: nn.Module) -> BranchParts:
@@ -119,19 +140,27 @@ def check_declared(block: nn.Module, *, may_call_block: bool = True) -> None:
     for shape in ((2, 16), (2, 4, 4)):  # of tokens, and of images
         for width in dict.fromkeys(one.shape[0] for one in block.parameters() if one.ndim == 1):
             x = torch.randn(*shape, width, generator=generator, dtype=torch.float64)
+            running = 0  # the number of the branch
             try:
                 block.forward = whole
                 expected, y = block(x.clone()), x  # it may add in place
                 block.forward = whole if may_call_block else refuse
                 for branch in branches_of(block) or ():
+                    running += 1
                     y = y + branch(y.clone())
+                running = 0
                 off = (y - expected).norm() / (expected - x).norm().clamp_min(1e-12)
-            except OF_MODULES:
+            except OF_MODULES as error:
                 if called:
                     raise UserError(
                         f"residual: a branch declared for {type(block).__name__} calls the block itself, which by "
                         "then runs the design, expected one that computes what the block adds from its layers"
                     ) from None
+                if running:
+                    raise UserError(
+                        f"residual: branch {running} declared for {type(block).__name__} does not run on a stream that "
+                        f"the block itself takes: {in_a_line(error, 200)}"
+                    ) from error
                 continue
             if off > 1e-2:
                 raise UserError(
@@ -362,5 +391,10 @@ _ROWS: dict[str, Sequence[BranchDeclaration] | Callable[[Any], Sequence[BranchDe
     "transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXLayer": _gpt_neox,
     "transformers.models.gpt2.modeling_gpt2.GPT2Block": _gpt2,
     "transformers.models.mamba.modeling_mamba.MambaBlock": _mamba,
+}
+# which blocks have branches, for error messages, if a function makes the row
+_ONLY = {
+    "torch.nn.modules.transformer.TransformerEncoderLayer": "with norm_first=True",
+    "transformers.models.gpt2.modeling_gpt2.GPT2Block": "without cross-attention",
 }
 _DECLARED: dict[type[nn.Module], Sequence[BranchDeclaration]] = {}

@@ -28,6 +28,9 @@ class _WithStart(Wiring):
     def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x
 
+    def may_be(self, state: Tensor) -> bool:
+        return False
+
     def finish(self, state: tuple[Tensor, Tensor]) -> Tensor:
         return state[-1]
 

@@ -59,7 +59,7 @@ class PassingBlock:
         one.state = run(state, *args, **kwargs)
         one.shown = one.wiring.end(one.state)
         one.writes = _writes(one.shown)
-        one.kept = one.shown.clone() if one.shown.is_inference() and not torch.compiler.is_compiling() else None
+        one.kept = one.shown.clone() if not torch.compiler.is_compiling() and one.shown.is_inference() else None
         return one.shown
 
     def _state_for(self, x: Tensor) -> State:
@@ -71,8 +71,8 @@ class PassingBlock:
         if one.shown is None:
             raise RuntimeError(
                 f"block {self.index} of a connected sequence: got a stream, but no block before it has run in this "
-                "loop; the stream of this design is more than that tensor: run the container, or its blocks in order, "
-                "in one loop"
+                f"loop, as if taken by its index, blocks[{self.index}]; the stream of this design is more than that "
+                "tensor: run the container, or iterate over it, as in `for block in blocks`"
             )
         if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps on another view of x
             return one.begun[self.index][1]

@@ -18,5 +18,8 @@ class Streams(Wiring):
     def finish(self, state: Tensor) -> Tensor:
         return state.mean(-2)
 
+    def may_be(self, state: Tensor) -> bool:
+        return state.shape[-2] == self.options["streams"]
+
     def gradient_of_stream(self, gradient: Tensor) -> Tensor:
         return gradient.sum(-2)  # a shift of the stream shifts all n alike

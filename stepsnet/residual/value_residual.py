@@ -31,6 +31,9 @@ class _WithValues(Wiring):
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x,)
 
+    def may_be(self, state: Tensor) -> bool:
+        return False
+
     def finish(self, state: tuple[Tensor, ...]) -> Tensor:
         return state[-1]
 

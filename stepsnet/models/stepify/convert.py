@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...errors import UserError, import_extra, in_a_line, nearest
 from ...macs import OF_MODULES, on_meta
 from ...plan import Profile, StepPlan
-from ...residual.joining import check_named
+from ...residual.joining import check_named, design_of
 from ..blocks import check_no_peft, is_of_transformers
 from .containers import Container, find_containers
 from .copies import check_copies
@@ -96,17 +96,26 @@ def stepify(
         raise UserError(
             f"{beside[0]}: got it together with a plan, which replaces the search, expected only one of them"
         )
-    model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
+    try:
+        model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
+    except UserError as error:
+        for key, value in model_args.items():
+            if key in getattr(design_of(residual), "options", {}) and key in str(error):
+                hint = f"(for an option of the design: residual_options={{{key!r}: {value!r}}})"
+                raise UserError(f"{error} {hint}") from error
+        raise
     is_transformer = is_of_transformers(model)
     if is_transformer:
-        if residual != "plain":
-            raise UserError(
-                f"residual: got {residual!r} for {type(model).__name__}, expected plain: for models of "
-                "transformers use stepsnet.residual.connect(model.model.layers, …), or steps_transformer with a design"
-            )
         from .of_transformers import in_steps, layers_of_transformer
 
         found = [layers_of_transformer(model, call)]
+        if residual != "plain":
+            config: Any = model.config
+            ours = ", or steps_transformer with a design" * (config.model_type == "llama")
+            raise UserError(
+                f"residual: got {residual!r} for {type(model).__name__}, expected plain: for models of "
+                f"transformers use stepsnet.residual.connect(model.{found[0].path}, …){ours}"
+            )
     else:
         found = find_containers(model, call)
     chosen = _chosen(found, steps, stages, plan is not None)

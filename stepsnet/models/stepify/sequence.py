@@ -140,11 +140,6 @@ class StepSequence(StepsNet):
                 network.set_grad_checkpointing(self.grad_checkpointing)
             yield from network
 
-    def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
-        if isinstance(index, slice) and range(len(self))[index] == range(len(self)):
-            return self  # transformers' models take such a slice in each forward pass
-        return super().__getitem__(index)
-
     def _places(self) -> list[tuple[nn.Module, str]]:
         if self.wirings:
             raise TypeError(JOINED)
