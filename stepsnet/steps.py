@@ -126,7 +126,10 @@ class StepsNet(nn.Module):
                 begin = None
 
     def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
-        """A block as a function of the stream, or a container with some of the blocks (shared, not copied)."""
+        """A block as a function of the stream, or a container with some of the blocks (shared, not copied).
+
+        A slice with all of the blocks is this container itself.
+        """
         if isinstance(index, slice):
             if index.step is not None and index.step < 0:
                 raise ValueError(f"slice: got a step of {index.step}, expected a positive one: blocks keep their order")
