@@ -104,3 +104,27 @@ def test_adamws_own_said_out_loud_are_the_same_recipe():
     """As configs and records of earlier versions say them."""
     assert dataclasses.replace(SETTINGS, opt="adamw", betas=(0.9, 0.999), eps=1e-8) == SETTINGS
     assert dataclasses.replace(SETTINGS, opt="adamw", betas=(0.9, 0.99)) != SETTINGS
+
+
+@pytest.mark.parametrize("name", ["lamb", "lambw"])
+def test_lamb_leaves_clipping_to_clip_grad(name):
+    """timm's LAMB would clip at 1 inside of its step, whatever ``clip_grad`` says."""
+
+    def updated(make):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 8)
+        optimizer = make(model)
+        for scale in (100.0, 0.1):  # clipping changes how much each gradient weighs in the moments
+            (scale * model(torch.randn(4, 6)).square().sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.weight.detach()
+
+    settings = dataclasses.replace(SETTINGS, opt=name, clip_grad=None)
+    ours = updated(lambda model: build_optimizer(model, settings))
+    rest = {"opt": name, "lr": SETTINGS.lr, "weight_decay": SETTINGS.weight_decay}
+    without, with_its_own = (
+        updated(lambda model: timm.optim.create_optimizer_v2(model, max_grad_norm=most, **rest)) for most in (None, 1.0)
+    )
+    assert torch.equal(ours, without)
+    assert not torch.equal(ours, with_its_own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import timm.optim
@@ -80,6 +81,8 @@ def _create(model: nn.Module, settings: TrainingSettings) -> Optimizer:
         arguments["eps"] = settings.eps
     if settings.opt == "adamw":
         arguments["fused"] = True  # a deep, narrow model has a thousand small tensors
+    if "max_grad_norm" in inspect.signature(timm.optim.get_optimizer_class(settings.opt, False)).parameters:
+        arguments["max_grad_norm"] = None  # LAMB's own clipping, at 1: ``clip_grad`` alone decides
     return timm.optim.create_optimizer_v2(
         model,
         opt=settings.opt,
