@@ -11,7 +11,7 @@ from ..run_folder.folder import read_weights
 from ..settings.config import LanguageRecipe, Recipe
 from .build import build_model, fit_positions
 
-__all__ = ["trained_model"]
+__all__ = ["trained_model", "untrained_model"]
 
 
 def trained_model(run: Path, recipe: Recipe, model: nn.Module | None = None) -> nn.Module:
@@ -24,8 +24,14 @@ def trained_model(run: Path, recipe: Recipe, model: nn.Module | None = None) -> 
         UserError: the run has no weights, or they do not fit the model.
     """
     if model is None:
-        model = build_model(recipe.model, pretrained=False)
-        if isinstance(recipe, LanguageRecipe):
-            fit_positions(model, recipe.seq_len)
+        model = untrained_model(recipe)
     load_into(model, read_weights(run))
     return model.eval()
+
+
+def untrained_model(recipe: Recipe) -> nn.Module:
+    """A recipe's model as its task builds it, but without the pretrained weights that the recipe may begin from."""
+    model = build_model(recipe.model, pretrained=False)
+    if isinstance(recipe, LanguageRecipe):
+        fit_positions(model, recipe.seq_len)
+    return model

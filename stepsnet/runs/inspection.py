@@ -12,7 +12,7 @@ from ..device import autocast
 from ..engine.randomness import keep_random_states
 from ..engine.task import Task
 from ..errors import in_a_line
-from ..models.build import build_model
+from ..models.trained import untrained_model
 from ..run_folder.checkpoint import load_into
 from ..run_folder.inspection import write_inspection
 from ..settings.config import Recipe
@@ -34,7 +34,7 @@ def inspect_run(
     """
     try:
         with keep_random_states(device), torch.no_grad():
-            model = build_model(recipe.model, pretrained=False)
+            model = untrained_model(recipe)
             load_into(model, weights)
             with autocast(recipe.amp_dtype, device):
                 sections = task.inspect(model.to(device).eval(), device)
