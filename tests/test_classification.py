@@ -448,6 +448,9 @@ def test_a_file_whose_classes_timm_may_have_ordered_in_its_way_is_told(tmp_path,
     )
     (tmp_path / "classes.json").write_text('["1", "10", "2"]')
     assert main(asked) == 0 and "does not name" not in capsys.readouterr().err
+    (tmp_path / "classes.json").write_text('["1", "2", "10"]')
+    assert main(asked) == 2
+    assert f"data: got '10' as class 1, expected '2' as in {tmp_path}" in capsys.readouterr().err
     (tmp_path / "classes.json").unlink()
     for split in ("train", "val"):
         (images / split / "10").rename(images / split / "3")

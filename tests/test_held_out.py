@@ -273,8 +273,18 @@ def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, 
     recipe = dataclasses.replace(recipe, data=f"text:{tmp_path / 'text.txt'}")
     metrics = train_run(recipe, tmp_path / "run", Display())["metrics"]
     assert {"val_loss", "train_clean_loss", "test_loss", "test_bits_per_character"} <= metrics.keys()
-    (tmp_path / "other.txt").write_text("to be or not to be, that is the ")  # less than a batch, or the clean samples
-    assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}").keys() >= {"loss", "train_clean_loss"}
+    (tmp_path / "other.txt").write_text("to be or not to be, that is the ")  # less than a batch
+    other = evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}")
+    assert "loss" in other and "train_clean_loss" not in other  # the run was not trained on it
+    assert "scored is the whole of" in capsys.readouterr().err
+    (tmp_path / "other.txt").write_text("that is the question. to be or not to be, that is the ")
+    assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}")["loss"] != other["loss"]
+    last = evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}@val")["loss"]
+    (tmp_path / "other.txt").write_text("not that is the question. or not to be, that is the ".rjust(54, "x"))
+    assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}@val")["loss"] == last
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "test.txt").write_text("to be or not to be, that is the ")
+    assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'folder'}@test") == other  # there is no train.txt
     assert metrics["test_loss"] == evaluate_run(tmp_path / "run", f"text:{tmp_path / 'text.txt'}@test")["loss"]
     assert main(["eval", str(tmp_path / "run")]) == 0
     shown = f"training loss, clean {metrics['train_clean_loss']:.3f}"

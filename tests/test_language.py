@@ -25,8 +25,9 @@ from stepsnet.output.terminal import printable
 from stepsnet.run_folder.inspection import read_inspection
 from stepsnet.settings.config import LanguageRecipe, ModelSpec
 from stepsnet.tasks.language import predict
-from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, _fingerprint, load_text, load_tokenizer
+from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, load_text, load_tokenizer
 from stepsnet.tasks.language.generation import generate
+from stepsnet.tasks.language.sources import open_texts
 from stepsnet.tasks.language.task import LanguageModelling
 from stepsnet.tasks.prediction import PredictInputs
 
@@ -136,10 +137,11 @@ def test_a_runs_evaluation_finds_the_tokens_of_its_training(trained, text, monke
 
     own = load_tokenizer(trained / "tokenizer.json")
     first = load_text(f"text:{text}", "bpe", 280)
-    other = load_text(f"text:{text}", "bpe", 281, tokenizer=own)  # its tokens are none of 281 kinds
+    every = ("train", "val", "test")
+    other = load_text(f"text:{text}", "bpe", 281, tokenizer=own, needed=every)  # its tokens are none of 281 kinds
     with monkeypatch.context() as patch:
         patch.setattr(text_data, "_encode", refuse)
-        again = load_text(f"text:{text}", "bpe", 280, tokenizer=own)
+        again = load_text(f"text:{text}", "bpe", 280, tokenizer=own, needed=every)
     assert again.splits["train"].tokens.filename == first.splits["train"].tokens.filename
     assert other.tokenizer.get_vocab() == own.get_vocab()
     for name, split in first.splits.items():
@@ -425,6 +427,48 @@ def test_a_folder_without_validation_is_refused(tmp_path):
         load_text(f"text:{tmp_path}", "bpe", 300)
 
 
+@pytest.mark.parametrize("kind", ["text", "hfds"])
+def test_a_training_split_alone_is_enough_with_holdout(kind, tmp_path):
+    body = "".join(f"line {number} of some words\n" for number in range(40))
+    if kind == "text":
+        (tmp_path / "train.txt").write_text(body)
+    else:
+        pytest.importorskip("datasets")
+        (tmp_path / "train.jsonl").write_text(
+            "".join(json.dumps({"text": f"{row}\n"}) + "\n" for row in body.split("\n")[:-1])
+        )
+    data = load_text(f"{kind}:{tmp_path}", "characters", None, holdout=0.25)
+    read = {name: data.tokenizer.decode(split.tokens.tolist()) for name, split in data.splits.items()}
+    assert read == {"train": body[: round(0.75 * len(body))], "val": body[round(0.75 * len(body)) :]}
+    with pytest.raises(UserError, match=r"a recipe with holdout=0\.1 validates on the last tenth of train"):
+        load_text(f"{kind}:{tmp_path}", "characters", None)
+    with pytest.raises(UserError, match="has no test split besides the one to validate on, which holdout takes"):
+        load_text(f"{kind}:{tmp_path}", "characters", None, holdout=0.25, needed=("train", "test"))
+
+
+def test_a_text_is_read_only_for_tokens_that_are_not_in_the_cache(text, monkeypatch):
+    first = load_text(f"text:{text}", "characters", None)
+
+    def refuse(*_):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr("stepsnet.tasks.language.sources.read_text", refuse)
+    again = load_text(f"text:{text}", "characters", None)
+    for name, split in first.splits.items():
+        assert again.splits[name].tokens.filename == split.tokens.filename
+        assert (again.splits[name].characters, again.splits[name].words) == (split.characters, split.words)
+
+
+def test_words_are_counted_across_pieces(tmp_path, monkeypatch):
+    """A line that is longer than a piece is cut, perhaps inside a word."""
+    monkeypatch.setattr("stepsnet.tasks.language.data._CHUNK", 7)
+    body = "a longer line of several words \n and  another-word-without-space\n" * 4
+    (tmp_path / "train.txt").write_text(body)
+    (tmp_path / "valid.txt").write_text(body[:-3])
+    splits = load_text(f"text:{tmp_path}", "characters", None).splits
+    assert splits["train"].words == len(body.split()) and splits["val"].words == len(body[:-3].split())
+
+
 def test_line_ends_are_those_of_other_systems(tmp_path):
     (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n" + b"three\r\n" * 40)
     data = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None)
@@ -449,6 +493,44 @@ def test_hugging_face_text_is_read(tmp_path):
     assert read == f"a line{END_OF_TEXT}{END_OF_TEXT}another"
 
 
-def test_texts_that_end_elsewhere_are_others():
-    one, other = ({"train": documents, "val": ["a"]} for documents in (["ab", "c"], ["a", "bc"]))
-    assert _fingerprint(one, []) != _fingerprint(other, []) == _fingerprint(dict(other), [])
+def test_rows_that_hold_several_lines_are_documents(tmp_path):
+    """As code does, every file of which ends with a newline; the splits of a data set are read alike."""
+    pytest.importorskip("datasets")
+    rows = {"train": ["def f():\n    pass\n", "x = 1\n"], "validation": ["x = 1\n", "pass\n"]}
+    for name, part in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in part))
+    data = load_text(f"hfds:{tmp_path}", "characters", None)
+    for name, part in (("train", rows["train"]), ("val", rows["validation"])):
+        read = data.tokenizer.decode(data.splits[name].tokens.tolist(), skip_special_tokens=False)
+        assert read == END_OF_TEXT.join(part)
+    assert data.notices == ()
+    rows["train"] = ["x = 1\n", "x = 2\n"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows["train"]))
+    data = load_text(f"hfds:{tmp_path}", "characters", None)
+    assert data.tokenizer.decode(data.splits["train"].tokens.tolist()) == "x = 1\nx = 2\n"
+    assert data.notices == (f"hfds:{tmp_path}: every row is a line, so the rows of a split are read as one text",)
+
+
+def test_text_in_another_column(tmp_path):
+    pytest.importorskip("datasets")
+    for name in ("train", "validation"):
+        rows = [{"content": f"{name} {number}", "stars": number} for number in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load_text(f"hfds:{tmp_path}::content", "characters", None)
+    read = data.tokenizer.decode(data.splits["train"].tokens.tolist(), skip_special_tokens=False)
+    assert read == END_OF_TEXT.join(f"train {number}" for number in range(3))
+    for column in ("", "::stars"):
+        expected = (
+            r"got the columns content: string, stars: int64, expected (text|stars): string \(hfds:NAME:CONFIG:COLUMN"
+        )
+        with pytest.raises(UserError, match=expected):
+            load_text(f"hfds:{tmp_path}{column}", "characters", None)
+
+
+def test_texts_that_end_elsewhere_are_others(tmp_path):
+    pytest.importorskip("datasets")
+    found = []
+    for documents in (["ab", "c"], ["a", "bc"], ["a", "bc"]):
+        (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+        found.append(open_texts(f"hfds:{tmp_path}").splits["train"].fingerprint)
+    assert found[0] != found[1] == found[2]

@@ -19,8 +19,8 @@ from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.sources import SOURCES as CLASSIFICATION
 from stepsnet.tasks.classification.transforms import InputSpec
 from stepsnet.tasks.detection.data import DetectionSamples, load_coco
-from stepsnet.tasks.language.data import SOURCES as LANGUAGE
 from stepsnet.tasks.language.data import load_text
+from stepsnet.tasks.language.sources import SOURCES as LANGUAGE
 from stepsnet.tasks.segmentation.data import SOURCES as SEGMENTATION
 from stepsnet.tasks.segmentation.data import load_pairs
 

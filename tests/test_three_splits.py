@@ -7,6 +7,7 @@ from PIL import Image
 from test_held_out import recipe_on
 from test_sources import SPEC, png, shades, write_shard
 
+from stepsnet.cli import main
 from stepsnet.errors import UserError
 from stepsnet.output.console import Display
 from stepsnet.runs.evaluate import evaluate_run
@@ -76,11 +77,55 @@ def test_pictures_without_labels_are_not_validated_on_either(tmp_path):
     root = write_folders(tmp_path, "train")
     (root / "test").mkdir()
     (root / "test" / "1.png").write_bytes(png(0))
-    for holdout in (None, 2):
-        with pytest.raises(UserError, match=r"no folder val or .* or test with class folders, got test, train$"):
-            seen(root, holdout=holdout)
+    expected = r"no folder val or .* or test with class folders, got test, train; a recipe with holdout=N validates on"
+    with pytest.raises(UserError, match=expected):
+        seen(root)
+    assert seen(root, holdout=2) == ("2 of train", 2, {10})
     write_folders(root, "validation")
     assert seen(root) == ("val", 20, {60})
+
+
+@pytest.mark.parametrize("kind", ["folder", "flat", "wds", "hfds"])
+def test_a_training_split_alone_is_divided_by_holdout(kind, tmp_path, capsys):
+    if kind == "wds":
+        samples = [(f"{n:03}", {"png": png(10 + n % 2), "cls": str(n % 2).encode()}) for n in range(8)]
+        write_shard(tmp_path / "set-train-00.tar", samples)
+    else:
+        write_folders(tmp_path, "train")
+    if kind == "hfds":
+        pytest.importorskip("datasets")
+    data = f"{'folder' if kind == 'flat' else kind}:{tmp_path / 'train' if kind == 'flat' else tmp_path}"
+
+    def counts(split, **settings):
+        found = load_images(f"{data}@{split}", SPEC, **settings)
+        return len(found.train), len(found.val), found.evaluated
+
+    assert counts("val", holdout=2) == (6, 2, "2 of train")
+    assert counts("train") == (8, 8, "train")
+    with pytest.raises(UserError, match="a recipe with holdout=N validates on N"):
+        counts("val")
+    with pytest.raises(UserError, match="has no test split: with holdout, runs are validated on training images"):
+        counts("test", holdout=2)
+    if kind == "flat":
+        left_out = load_images(data, SPEC, holdout=2).train.images.left_out
+        assert (
+            left_out
+            == f"{tmp_path / 'train'} has no folder train: all of its 2 folders are read as classes to train on"
+        )
+        changes = ["epochs=1", "batch_size=2", "warmup_epochs=0"]
+        asked = ["train", "cifar10/shallow", "--data", data, "--run", str(tmp_path / "run"), *changes, "img_size=16"]
+        assert main([*asked, "holdout=null"]) == 2 and "holdout=N validates on N" in capsys.readouterr().err
+        assert main([*asked, "holdout=2", "score_test=true"]) == 2
+        assert "has no test split: with holdout" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_data_sets_is_no_folder_of_classes(tmp_path):
+    """Their pictures lie deeper; two folders with pictures could be classes, one of them could not."""
+    for name in ("one", "other"):
+        write_folders(tmp_path / name, "train", "val")
+    with pytest.raises(UserError, match="has no folder train or val or validation or valid or test, got one, other"):
+        seen(tmp_path, holdout=2)
 
 
 def test_the_test_split_is_listed_when_it_is_scored(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from ..errors import UserError, in_a_line
 
 __all__ = [
     "add_yaml_schema",
+    "hash_text",
     "parse_json",
     "parse_yaml",
     "read_json",
@@ -47,13 +51,8 @@ def read_text(path: Path, what: str) -> str:
     Raises:
         UserError: it is missing, not a regular file, unreadable, not UTF-8, or has a zero byte.
     """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
-            raise UserError(f"{what}: cannot read {path}: it is not a file")
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        from_here = _seen_from(path) if isinstance(error, FileNotFoundError) else ""
-        raise UserError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}{from_here}") from None
+    with _opened(path, what) as file:
+        content = file.read()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -63,6 +62,25 @@ def read_text(path: Path, what: str) -> str:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UserError(f"{what}: cannot read {path}: it has a zero byte (line {line}), expected text")
     return text
+
+
+def hash_text(path: Path, what: str) -> str:
+    """The SHA-256 of a file, whose content is not kept. Raises UserError if it is not a readable, regular file."""
+    with _opened(path, what) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _opened(path: Path, what: str) -> Iterator[BufferedReader]:
+    """A regular file. Raises UserError if it cannot be opened, or read in the block."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise UserError(f"{what}: cannot read {path}: it is not a file")
+        with path.open("rb") as file:
+            yield file
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        from_here = _seen_from(path) if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}{from_here}") from None
 
 
 def read_json(path: Path, what: str, kind: type | None = None, *, allow_nan: bool = False) -> Any:

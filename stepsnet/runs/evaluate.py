@@ -21,6 +21,7 @@ from ..run_folder.folder import read_run_recipe
 from ..settings.config import Recipe
 from ..settings.overrides import override
 from ..tasks import build_task
+from ..tasks.class_names import check_classes
 from ..tasks.classification.any_model import build_by_name
 from ..tasks.remarks import on_order
 from ..tasks.splits import divided_for
@@ -79,9 +80,11 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
         args: arguments of the model; without ``num_classes`` it has as many classes as the data.
 
     Raises:
-        UserError: the file cannot be read or is of another model, or the classes differ.
+        UserError: the file cannot be read or is of another model, or the classes are not those that are named beside
+            the file, as in the folder of a run.
     """
     model, task = build_by_name(model_name, args or {}, data)
+    check_classes(path.parent, task.data.classes)
     device = pick_device("auto")
     load_into(model, read_pretrained(path, "checkpoint"))
     for line in on_order(path, "checkpoint", task.data.classes) if task.data.in_folders else []:

@@ -10,14 +10,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import UserError
 from ..settings.config import Recipe
 
-__all__ = ["SPLITS", "check_holdout", "divided_for", "hold_out", "require_split", "sources_of", "split_of"]
+__all__ = [
+    "SPLITS",
+    "check_holdout",
+    "divided_for",
+    "hold_out",
+    "is_trained_on",
+    "require_split",
+    "sources_of",
+    "split_of",
+]
 
 R = TypeVar("R", bound=Recipe)
 
@@ -38,17 +47,26 @@ def sources_of(holdout: int | None) -> dict[str, str]:
 def divided_for(recipe: R, data: str | None) -> tuple[R, list[str]]:
     """The recipe of a run that is evaluated on ``data``, and a line that says how the data are divided.
 
-    Nothing was held out of the training split of other data, so ``DATA`` means their own validation split. The recipe's
-    data may have moved: they are recognized by their name.
+    Nothing was held out of the training split of other data, so ``DATA`` means their own validation split. Nor was the
+    run trained on them, so they have no clean samples.
     """
     holdout = getattr(recipe, "holdout", None)
     trained_on, name = split_of(recipe.data)[0], split_of(data or recipe.data)[0]
+    if not is_trained_on(recipe, data):
+        said = f"{name} keeps its own splits: holdout {holdout} applies only to {trained_on}"
+        named = {field.name for field in dataclasses.fields(recipe)}
+        without: dict[str, Any] = {"holdout": None, "clean_samples": 0}
+        recipe = dataclasses.replace(recipe, **{key: value for key, value in without.items() if key in named})
+        return recipe, [] if holdout is None else [said]
     if holdout is None or name == trained_on:
         return recipe, []
-    if _is_moved(trained_on, name):
-        return recipe, [f"{name} is taken to be {trained_on} in a new place: holdout {holdout} applies to it too"]
-    said = f"{name} keeps its own splits: holdout {holdout} applies only to {trained_on}"
-    return dataclasses.replace(recipe, holdout=None), [said]  # type: ignore[call-arg]
+    return recipe, [f"{name} is taken to be {trained_on} in a new place: holdout {holdout} applies to it too"]
+
+
+def is_trained_on(recipe: Recipe, data: str | None) -> bool:
+    """Whether ``data`` are the recipe's own; these may have moved, and are recognized by their name."""
+    trained_on, name = split_of(recipe.data)[0], split_of(data or recipe.data)[0]
+    return name == trained_on or _is_moved(trained_on, name)
 
 
 def _is_moved(before: str, now: str) -> bool:

@@ -30,6 +30,7 @@ __all__ = [
     "StoredData",
     "check_test_split",
     "check_trainable",
+    "check_validated",
     "evaluation_transform",
     "load_images",
     "open_images",
@@ -37,6 +38,9 @@ __all__ = [
 
 SampleKey = tuple[int, int, int]  # epoch, index, copy
 
+_NO_TEST = (
+    "data: {data} has no test split: with holdout, runs are validated on training images, and there are no others"
+)
 _NEIGHBORS = 9  # training samples that are tried in place of one that cannot be decoded
 
 
@@ -137,8 +141,17 @@ def check_trainable(data: str, train: StoredImages) -> None:
         raise UserError(why or f"data: {data} has no images in its training split, expected some to train on")
 
 
+def check_validated(data: str, val: StoredImages) -> None:
+    """Raises UserError if there is nothing to validate on."""
+    if not len(val.labels):
+        why = getattr(val, "missing", "")
+        raise UserError(why or f"data: {data} has no images in its validation split, expected some to validate on")
+
+
 def check_test_split(opened: StoredData, holdout: int | None) -> None:
     """Raises UserError if there is no ``DATA@test``, or it cannot be opened. No image is decoded."""
+    if holdout is not None and not len(opened.splits.val.labels):
+        raise UserError(_NO_TEST.format(data=opened.name))
     if opened.splits.test and holdout is None:
         opened.splits.test()
     elif holdout is None:
@@ -198,6 +211,10 @@ def load_images(
         training, evaluation = spec.training(augment), spec.evaluation()
     if own_test and split == "test" and holdout is None:
         other = own_test()
+    elif split == "test" and holdout is not None and not len(other.labels):
+        raise UserError(_NO_TEST.format(data=data))
+    elif split == "val" and holdout is None:
+        check_validated(data, other)
     if for_training or split == "train" or (split == "val" and holdout is not None):
         check_trainable(data, train)
     has_test = own_test is not None
@@ -254,7 +271,7 @@ def _checked(kind: str, splits: Any) -> Splits:
     classes = len(splits.classes)
     for name, images in (("train", splits.train), ("val", splits.val)):
         _checked_images(kind, name, images, classes)
-        if name == "val" and not len(images.labels):
+        if name == "val" and not len(images.labels) and not getattr(images, "missing", ""):
             raise UserError(f"data: {kind}: got no images in {name}, expected at least one")
     if not (splits.test is None or callable(splits.test)):
         raise UserError(f"data: {kind}: got {type(splits.test).__name__} as test, expected a function that opens it")

@@ -32,9 +32,9 @@ class Shards:
     ``.cls`` holds the number of the class; ``.json`` has it under ``label``. Members of other kinds are left out.
     """
 
-    def __init__(self, paths: Sequence[Path], mode: str):
+    def __init__(self, paths: Sequence[Path], mode: str, missing: str = ""):
         """Raises UserError for a file that is damaged or not a tar file, and for an image without a class."""
-        self.mode = mode
+        self.mode, self.missing = mode, missing
         self.labels: list[int] = []
         self.members: list[tuple[Path, str, int, int]] = []  # file, name, offset and length in bytes
         self.unread: list[str] = []  # images whose suffix follows a second dot
@@ -167,11 +167,15 @@ def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Shards, Shards
     train = Shards(by_name["train"], mode)
     if not train.labels:
         raise UserError(f"data: no images in *train*.tar under {root}")
-    val = Shards(by_name["val"] or by_name["test"], mode)
-    if not val.labels:
-        raise UserError(f"data: no images in *val*.tar or *test*.tar under {root}")
+    evaluated = by_name["val"] or by_name["test"]
+    no_val = f"data: no images in *val*.tar or *test*.tar under {root}"
+    val = Shards(
+        evaluated, mode, missing="" if evaluated else f"{no_val}; a recipe with holdout=N validates on N of train"
+    )
+    if evaluated and not val.labels:
+        raise UserError(no_val)
     count = max(train.labels) + 1
-    if max(val.labels) >= count:
+    if max(val.labels, default=0) >= count:
         raise UserError(f"data: {root} has class {max(val.labels)} in validation, expected training's 0 to {count - 1}")
     names_file = root / "classnames.txt"
     classes = read_text(names_file, "data").splitlines() if names_file.exists() else [str(i) for i in range(count)]

@@ -41,13 +41,14 @@ class StoredImages(Protocol):
 
     # Three more members are optional. ``shape(index)`` is (channels, height, width), with one channel for an image that
     # is stored in greyscale; it serves to look at images without decoding them. ``left_out`` is a line that the user is
-    # shown before training and with scores outside of it. ``missing`` says why there are no images to train on.
+    # shown before training and with scores outside of it. ``missing`` says why there are no images to train on, or none
+    # to validate on.
 
 
 class Splits(NamedTuple):
     classes: tuple[str, ...]
     train: StoredImages  # empty if the data are for evaluation only
-    val: StoredImages
+    val: StoredImages  # empty, with ``missing``, if there is only a training split, which ``holdout`` divides
     test: Callable[[], StoredImages] | None = None  # one of its own, which is opened only for DATA@test
 
 
@@ -134,6 +135,7 @@ class _TimmReader:
 
 
 _EVALUATED = ("val", "validation", "valid", "test")  # names of the folder, the first that is found
+_OR_HELD_OUT = "; a recipe with holdout=N validates on N training images, and DATA@train scores them all"
 
 
 def _folder(path: str, mode: str) -> Splits:
@@ -142,11 +144,19 @@ def _folder(path: str, mode: str) -> Splits:
     The classes are the folders in ``train``, even empty ones; ``val`` need not have all of them. Hidden folders, which
     notebooks and file managers leave behind, do not count. ``test`` besides both is a split of its own if it has class
     folders: without them, its images have no labels. Without ``train``, the classes are the folders of ``val``. There
-    is nothing to train on then, nor if all class folders in ``train`` are empty.
+    is nothing to train on then, nor if all class folders in ``train`` are empty. Class folders alone, without a folder
+    for each split, are all for training.
     """
     root = Path(path)
     require_data_folder(root, "--data folder:PATH")
-    first, val_root = _split_folder(root, "train", *_EVALUATED), _split_folder(root, *_EVALUATED)
+    if _has_classes_alone(root):
+        by_class, left_out = _images_by_class(root)
+        read_as = f"{root} has no folder train: all of its {len(by_class)} folders are read as classes to train on"
+        lines = "; ".join([read_as, *[left_out] * bool(left_out)])
+        train = _Files(by_class, mode, lines)
+        return Splits(tuple(by_class), train, _Files({}, mode, missing=_no_folder(root, *_EVALUATED) + _OR_HELD_OUT))
+    first = _split_folder(root, "train", *_EVALUATED)
+    val_root = next((root / name for name in _EVALUATED if _is_split(root / name)), None)
     of_first, test_root = _images_by_class(first), root / "test"
     by_class, left_out = of_first
 
@@ -162,6 +172,9 @@ def _folder(path: str, mode: str) -> Splits:
             )
         return _Files({name: found.get(name, []) for name in by_class}, mode, left_out)
 
+    if val_root is None:
+        missing = _no_folder(root, *_EVALUATED) + _OR_HELD_OUT
+        return Splits(tuple(by_class), _Files(by_class, mode, left_out), _Files({}, mode, missing=missing))
     has_test = val_root != test_root and _is_split(test_root)
     test = partial(evaluated, test_root) if has_test else None
     if first != val_root:
@@ -169,6 +182,14 @@ def _folder(path: str, mode: str) -> Splits:
     else:
         train = _Files({}, mode, missing=_no_folder(root, "train"))
     return Splits(tuple(by_class), train, evaluated(val_root), test)
+
+
+def _has_classes_alone(root: Path) -> bool:
+    """Whether there are at least two folders, all with images directly in them, and none that is named as a split."""
+    folders = _class_folders(root)
+    if len(folders) < 2 or any(folder.name in ("train", *_EVALUATED) for folder in folders):
+        return False
+    return all(any(file.suffix.lower() in image_suffixes() for file in folder.iterdir()) for folder in folders)
 
 
 def _class_folders(split: Path) -> list[Path]:
@@ -319,11 +340,13 @@ def _hugging_face(path: str, mode: str) -> Splits:
             with suppress(ValueError):  # there is no such split
                 val = create_reader(f"hfds/{name}", root=None, split=split, **columns)
                 break
+    classes = tuple(map(str, train.class_to_idx))
     if val is None:
-        raise UserError(f"data: hfds:{name} has only the split train, expected validation or test too")
+        missing = f"data: hfds:{name} has only the split train, expected validation or test too{_OR_HELD_OUT}"
+        return Splits(classes, _TimmReader(train, mode), _Files({}, mode, missing=missing))
     if train.class_to_idx != val.class_to_idx:
         raise UserError(f"data: hfds:{name} has other classes in {split} than in train, expected the same")
-    return Splits(tuple(map(str, train.class_to_idx)), _TimmReader(train, mode), _TimmReader(val, mode))
+    return Splits(classes, _TimmReader(train, mode), _TimmReader(val, mode))
 
 
 def _columns(path: str, features: Mapping[str, Any], labels: str) -> dict[str, str]:

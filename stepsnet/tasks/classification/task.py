@@ -30,7 +30,17 @@ from ..normalization import Normalization, on_weights
 from ..remarks import on_classes, on_largest_class, on_order, on_scored
 from ..scoring import mean_loss, of_all_ranks, shared_by
 from ..splits import split_of
-from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, check_trainable, load_images, open_images
+from .data import (
+    ImageData,
+    SampleKey,
+    Samples,
+    StoredData,
+    check_test_split,
+    check_trainable,
+    check_validated,
+    load_images,
+    open_images,
+)
 from .input_size import input_size
 from .inputs import input_spec, normalization_of
 from .inspection import Mistakes
@@ -48,12 +58,15 @@ def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) 
     """Open the data once the model is known to exist, since opening may take long.
 
     Raises:
-        UserError: the model or the data do not exist, or a training lacks images to train on or its test split.
+        UserError: the model or the data do not exist, or a training lacks images to train or validate on, or its test
+            split.
     """
     check_model_name(recipe.model)
     opened = open_images(data)
     if run is None:
         check_trainable(data, opened.splits.train)
+        if recipe.holdout is None and split_of(data)[1] == "val":
+            check_validated(data, opened.splits.val)
     if recipe.score_test and run is None:
         check_test_split(opened, recipe.holdout)  # rather than after the training
     return opened

@@ -22,7 +22,7 @@ from ...models.build import build_model, fit_positions
 from ...run_folder.inspection import Section
 from ...settings.config import LanguageRecipe
 from ...settings.from_data import key_of_model
-from ..splits import split_of
+from ..splits import is_trained_on, split_of
 from .assets import save_assets
 from .data import UNKNOWN, Split, TextData, load_text, load_tokenizer
 from .inspection import continued
@@ -33,11 +33,18 @@ _MOST_WORD_PERPLEXITY = 1e15  # more words than a language has; guessing charact
 
 
 def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
-    """Raises UserError if the data do not exist, or lack the split that is evaluated now or at the run's end."""
-    data, split = split_of(data)
-    needed = "test" if recipe.score_test and run is None else split
-    own = load_tokenizer(run / "tokenizer.json") if run else None
-    return load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout, needed)
+    """Open the text: for a run's evaluation only what is scored, and a single file that is not its own as a whole.
+
+    Raises:
+        UserError: the data do not exist, or lack the split that is evaluated now or at the run's end.
+    """
+    name, split = split_of(data)
+    if run is None:
+        needed = ["train", split, *["test"] * recipe.score_test]
+        return load_text(name, recipe.tokenizer, recipe.vocab_size, None, recipe.holdout, needed)
+    needed = [split, *["train"] * (recipe.clean_samples > 0 and split == "val")]
+    own, whole = load_tokenizer(run / "tokenizer.json"), name == data and not is_trained_on(recipe, data)
+    return load_text(name, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout, needed, whole=whole)
 
 
 def build(
@@ -106,9 +113,9 @@ class LanguageModelling(Task):
         self.recipe, self.text, self.batch_size, self.seq_len = recipe, text, batch_size, seq_len
         self.stride, self.evaluated, self.units_per_sample = recipe.eval_stride or seq_len, evaluated, seq_len
         clean_samples = recipe.clean_samples if for_training or evaluated == "val" else 0
-        tokens = len(text.splits["train"].tokens)
-        self.sequences = (tokens - seq_len) // seq_len  # per pass, which begins at an offset below seq_len
-        self.clean_tokens = min(clean_samples * seq_len, tokens - 1)  # that are predicted
+        tokens = len(text.splits["train"].tokens) if "train" in text.splits else 0
+        self.sequences = max((tokens - seq_len) // seq_len, 0)  # per pass, which begins at an offset below seq_len
+        self.clean_tokens = max(min(clean_samples * seq_len, tokens - 1), 0)  # that are predicted
         if for_training and self.sequences < batch_size:
             raise UserError(
                 f"data: got {tokens} training tokens, expected at least (batch_size + 1) × seq_len, "
@@ -121,7 +128,7 @@ class LanguageModelling(Task):
         if len(text.splits[evaluated].tokens) < 2:
             raise UserError(f"data: the split {evaluated} has fewer than two tokens, expected at least one to predict")
         self.steps_per_epoch = recipe.epoch_updates or self.sequences // batch_size
-        self.new_notices = [] if for_training else self._unknown()
+        self.new_notices = [] if for_training else self.remarks()
 
     def start_of(self, number: int) -> int:
         """The position in the text at which the ``number``-th training sequence of the run begins."""
@@ -220,7 +227,7 @@ class LanguageModelling(Task):
         return torch.stack([values.cpu().sum(dtype=torch.float64) for values in scored])
 
     def remarks(self) -> list[str]:
-        return self._unknown()
+        return [*self.text.notices, *self._unknown()]
 
     def notices(self) -> list[str]:
         notices, self.new_notices = self.new_notices, []
@@ -254,9 +261,10 @@ class LanguageModelling(Task):
         save_assets(model, self.text.tokenizer, folder)
 
     def sizes(self) -> dict[str, int]:
-        """The sizes of the splits, in tokens."""
+        """The sizes of the splits that are open, in tokens."""
+        found = {name: len(split.tokens) for name, split in self.text.splits.items()}
         splits = {"train": "train", "evaluated": self.evaluated}
-        return {name: len(self.text.splits[split].tokens) for name, split in splits.items()}
+        return {name: found[split] for name, split in splits.items() if split in found}
 
     def facts(self) -> dict[str, Any]:
         sizes = {name: vars(split) | {"tokens": len(split.tokens)} for name, split in self.text.splits.items()}
