@@ -264,13 +264,13 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert main(["eval", str(run), "--data", f"text:{tmp_path / 'other.txt'}", "--json"]) == 0
     other = json.loads(capsys.readouterr().out)
     body = (tmp_path / "other.txt").read_text()
-    ids = AutoTokenizer.from_pretrained(run)(body[int(0.9 * len(body)) :]).input_ids  # the run's own tokens
+    ids = AutoTokenizer.from_pretrained(run)(body).input_ids  # the run's own tokens
     model, windows = AutoModelForCausalLM.from_pretrained(run), [ids[i : i + 17] for i in range(0, len(ids) - 1, 16)]
     losses = [
         nn.functional.cross_entropy(model(torch.tensor([w[:-1]])).logits[0], torch.tensor(w[1:]), reduction="sum")
         for w in windows
     ]
-    assert other["loss"] == pytest.approx(sum(losses).item() / (len(ids) - 1), abs=0.02)
+    assert other["loss"] == pytest.approx(sum(losses).item() / (len(ids) - 1), abs=1e-4)
     assert main(["predict", str(run), "--prompt", "step by", "--tokens", "9", "--temperature", "0"]) == 0
     written = capsys.readouterr().out
     model, tokenizer = AutoModelForCausalLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
@@ -292,6 +292,14 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert "argument --stride: got 0, expected 1 to" in capsys.readouterr().err
     assert main(["eval", str(run), "--data", f"text:{text}@dev"]) == 2
     assert "has no split 'dev', expected one of train, val, test" in capsys.readouterr().err
+
+
+def test_the_report_shows_a_model_with_the_context_that_it_was_trained_at(text, tmp_path):
+    """Its config has fewer positions than ``seq_len``, and the task raises them."""
+    changes = ["model.args.max_position_embeddings=4", "epochs=1", "epoch_updates=2"]
+    assert main(command(text, tmp_path / "run", *changes)[3:]) == 0
+    (section,) = read_inspection(tmp_path / "run")
+    assert all(one.continuation for one in section.texts)
 
 
 def test_the_perplexity_per_word_of_a_text_without_spaces_is_left_out():
