@@ -15,6 +15,7 @@ from stepsnet.output.summary_stats import format_mean_std, percent
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.plan import steps_as_text, steps_of
 from stepsnet.recipes import ablations
+from stepsnet.report.words import join
 from stepsnet.runs.compare import summarize
 from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning
 from stepsnet.study.leaderboard import leaderboard
@@ -276,7 +277,7 @@ def verdicts_table(*names: str) -> str:
             between = f"{one.low:{spec}} to {one.high:{spec}}" if one.low is not None else ""
             mean = f"{one.mean:{spec}}{metric.difference_unit}" if one.mean is not None else ""
             asked = f"{one.name} (`{name}`, {len(study.seeds)} seeds)"
-            verdict = f"**{one.verdict}**" + (f": {one.reason}" if one.reason else "")
+            verdict = f"**{one.verdict}**{one.explained}"
             rows.append([asked, mean, between, as_p_value(one.p), f"{asked_of[one.name].margin:g}", verdict])
             of_rows.append(asked_of[one.name].level)
         there, all_of = progress(study, results)
@@ -296,12 +297,14 @@ def differences_table(name: str, *pairs: str) -> str:
     """Paired differences of a study's cells, whether or not a criterion asks for them: ``LEFT-RIGHT``, or
     ``LEFT-RIGHT/LEFT-RIGHT`` for how much larger the first of two differences is.
 
-    ``level=0.99`` among the pairs sets the level of the intervals, which is 0.95 by default.
+    ``level=0.99`` among the pairs sets the level of the intervals, which is 0.95 by default. Below the table stands
+    which of the differences remain if that level is corrected for their number.
     """
     study, results = read_study(name)
     metric = find_metric(study.metric)
     level = next((float(text.removeprefix("level=")) for text in pairs if text.startswith("level=")), 0.95)
     rows, doubts, compared = [], dict[str, None](), dict[Criterion, None]()
+    found: dict[str, float | None] = {}  # p by the pair
     for pair in (text for text in pairs if not text.startswith("level=")):
         criteria = [_criterion(text) for text in pair.split("/")]
         sides = [_paired(study, criterion, results) for criterion in criteria]
@@ -315,13 +318,25 @@ def differences_table(name: str, *pairs: str) -> str:
         else:
             cells = pair.split("-")
         mean, low, high, p = tested(values, level)
+        found[" against ".join(cells)] = p
         spec = f"+.{metric.decimals}f"
         rows.append([*cells, f"{mean:{spec}}", f"{low:{spec}} to {high:{spec}}", as_p_value(p)])
     headers = ["cell", "against", f"difference{metric.difference_unit and f' ({metric.difference_unit.strip()})'}"]
     table = markdown_table([*headers, f"{percent(level)} interval", "p"], rows, "llrrr")
-    notes = ["", "Of these cells,", *doubts] if doubts else []
+    notes = ["", _corrected(found, level)] if len(found) > 1 else []
+    notes += ["", "Of these cells,", *doubts] if doubts else []
     of_these = dataclasses.replace(study, criteria=tuple(compared))
     return "\n".join([table, *notes, *on_other_machines(of_these, results)])
+
+
+def _corrected(found: dict[str, float | None], level: float) -> str:
+    """Which of the differences remain if the level is corrected for their number (Bonferroni), by their p."""
+    least = (1 - level) / len(found)
+    remaining = [pair for pair, p in found.items() if p is not None and p < least]
+    return (
+        f"Corrected for there being {len(found)} differences (Bonferroni, at {percent(level)}: p below "
+        f"{least:.2g}), {join(remaining) if remaining else 'none'} remain{'s' * (len(remaining) < 2)}."
+    )
 
 
 def _criterion(pair: str) -> Criterion:
@@ -351,10 +366,12 @@ def answers_table(*names: str) -> str:
         study, results = read_study(name)
         there, all_of = progress(study, results)
         said = [
-            f"**{one.verdict}**" + (f": {one.text}" if one.verdict in ("for", "against") else "")
-            for one in judge_study(study, results).claims
+            f"**{one.verdict}**: {one.text}"
+            if one.verdict in ("for", "against")
+            else f'"{claim.text.removesuffix(".")}": **{one.verdict}**'
+            for claim, one in zip(study.claims, judge_study(study, results).claims)
         ]
-        rows.append([f"`{name}`", study.question, f"{there} of {all_of}", " ".join(dict.fromkeys(said))])
+        rows.append([f"`{name}`", study.question, f"{there} of {all_of}", " ".join(said)])
     return markdown_table(["study", "question", "runs", "result so far"], rows, "llrl")
 
 

@@ -199,7 +199,7 @@ def test_eval_of_several_tasks_ranks_each_by_itself(tmp_path, monkeypatch):
     scored_as({**scores, "text": {"loss": 1.0, "perplexity": 2.7}}, monkeypatch)
     table = render_scores(evaluate_runs(runs))
     assert [line.count(" — |") for line in table.splitlines() if line.startswith("| text |")] == [2 - 1]
-    assert "StepsNet · data digits is better by 10.0 points" in table
+    assert "the difference is 10.0 points in favour of StepsNet · data digits" in table
     assert "The validation perplexity is 2.70 for StepsNet" in table and "best" not in table
 
 
@@ -276,7 +276,11 @@ def test_runs_without_weights_are_left_out(both, tmp_path, capsys):
 
     forget("stepsnet-seed1")
     status, out, err = run("eval", folder, capsys=capsys)
-    assert status == 0 and "stepsnet-seed1 has no weights yet, and is left out" in err and "(seed 0 only" in out
+    assert (
+        status == 0
+        and "stepsnet-seed1 has no weights yet, and is left out" in err
+        and "(only seed 0 in common, which decides nothing)" in out
+    )
     for name in set(NAMES) - {"stepsnet-seed1"}:
         forget(name)
     status, out, err = run("predict", folder, "picture.png", capsys=capsys)
@@ -335,7 +339,11 @@ def test_a_run_that_was_stopped_is_scored_and_not_counted(both, tmp_path, capsys
     (folder / "stepsnet-seed1" / "summary.json").unlink()
     status, out, err = run("eval", folder, capsys=capsys)
     assert status == 0 and "| stepsnet-seed1, after update 22 of 22 |" in out, err
-    assert "(seed 0 only" in out and "not finished: seed 1 of StepsNet" in out and "StepsNet, 2 seeds" not in out
+    assert (
+        "(only seed 0 in common, which decides nothing)" in out
+        and "not finished: seed 1 of StepsNet" in out
+        and "StepsNet, 2 seeds" not in out
+    )
     alone = folder / "stepsnet-seed1"
     for line in (("eval", alone), ("export", alone, "--out", tmp_path / "stopped.pt2")):
         status, out, err = run(*line, capsys=capsys)

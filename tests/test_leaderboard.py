@@ -6,7 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from toy_study import declared
+from scipy import stats
+from toy_study import declared, records
 
 from stepsnet.errors import UserError
 from stepsnet.settings.config import ModelSpec
@@ -23,30 +24,6 @@ CONTENDERS = [
     {"name": "mhc", "settings": {"model.args.residual": "mhc"}, "points": {8: {"model.args.depths": [8]}}},
     {"name": "laurel", "settings": {"model.args.residual": "laurel"}, "points": {8: {"model.args.depths": [8]}}},
 ]
-
-
-def records(cell, scores, moved=0.0, rates=(0.001, 0.002, 0.004)):
-    """Results of all tuning runs, the second rate the best, and of a final run for each of ``scores``."""
-    runs = [Planned(cell, "tuning", "", rate, 0) for rate in rates]
-    runs += [Planned(cell, "final", "", 0.002, seed) for seed, _ in enumerate(scores, 1)]
-    for planned in runs:
-        tested = {"test_top1": scores[planned.seed - 1]} if planned.kind == "final" else {}
-        curve = [{"epoch": 1, "train_clean_loss": 1.0}, {"epoch": 2, "train_clean_loss": 1.0 - moved}]
-        yield {
-            "study": "toy",
-            "run": planned.name,
-            "kind": planned.kind,
-            "contender": cell.contender,
-            "point": cell.point,
-            "variant": "",
-            "rate": planned.rate,
-            "seed": planned.seed,
-            "settings": {},
-            "metrics": {"val_top1": -abs(planned.rate - 0.002), **tested},
-            "curve": curve,
-            "params": 12000,
-            "macs": 3000000,
-        }
 
 
 def keep(study, found, folder):
@@ -126,10 +103,30 @@ def test_the_difference_of_two_differences_is_paired_by_seed(pages, tmp_path):
     assert "99% interval" in headers and "steps@8" in notes[-1] and "still moved" in notes[-1]  # 0.5 in the end
     assert alone.split(" | ")[:3] == ["| plain@4", "plain@8", "+6.5"]  # of 5 and 8
     assert both.split(" | ")[:3] == ["| plain@4 minus plain@8", "steps@8 minus plain@8", "-11.5"]  # 5 - 15 and 8 - 21
+    corrected = "Corrected for there being 2 differences (Bonferroni, at 99%: p below 0.005), none remains."
+    assert notes[:2] == ["", corrected]
     half = 63.657 * 1.5  # of two values: t of one degree of freedom at 99%, times half of their distance
     assert both.split(" | ")[3] == f"{-11.5 - half:+.1f} to {-11.5 + half:+.1f}"
     with pytest.raises(ValueError, match=r"plain@4 against mhc@8: .*expected cells whose runs have ended"):
         module.differences_table(study, "plain@4-mhc@8")
+
+
+def test_differences_say_what_remains_if_corrected_for_their_number(pages, tmp_path):
+    module, _ = pages
+    study = str(declared(tmp_path, contenders=CONTENDERS, criteria=[], claims=[], seeds=[1, 2, 3]))
+    base, near, far = [50.0, 51.0, 52.0], [52.0, 53.0, 54.2], [60.0, 61.0, 62.1]
+    for cell, scores in [(("plain", 4), base), (("plain", 8), near), (("steps", 8), far)]:
+        keep(study, records(Cell(*cell), scores), tmp_path)
+    p = stats.ttest_rel(near, base).pvalue, stats.ttest_rel(far, near).pvalue
+    for level, said in (
+        (1 - 2.001 * p[0], "plain@8 against plain@4 and steps@8 against plain@8 remain."),
+        (1 - 1.999 * p[0], "steps@8 against plain@8 remains."),
+        (1 - 1.999 * p[1], "none remains."),
+    ):
+        lines = module.differences_table(study, "plain@8-plain@4", "steps@8-plain@8", f"level={level}").splitlines()
+        assert lines[4] == "" and lines[5].startswith("Corrected for there being 2 differences (Bonferroni, at ")
+        assert lines[5].endswith(f"), {said}")
+    assert "Corrected" not in module.differences_table(study, "plain@8-plain@4")  # one needs no correction
 
 
 def test_differences_say_which_pairs_are_of_two_kinds_of_machine(pages, tmp_path):
@@ -257,7 +254,12 @@ def test_answers_say_what_may_be_claimed(pages, tmp_path):
     claim = {"text": "Ours is ahead.", "denial": "Ours is not ahead.", "criteria": ["ours is ahead"]}
     rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}}
     study = str(declared(tmp_path, contenders=CONTENDERS, criteria=[criterion], claims=[claim], **rules))
-    assert module.answers_table(study).splitlines()[-1].endswith("| 0 of 30 | **not yet** |")
+    assert module.answers_table(study).splitlines()[-1].endswith('| 0 of 30 | "Ours is ahead": **not yet** |')
     found = [*records(Cell("plain", 8), [50.0, 51.0, 50.5]), *records(Cell("steps", 8), [40.0, 40.5, 41.0])]
     keep(study, found, tmp_path)
-    assert "| 12 of 30 | **against**: Ours is not ahead." in module.answers_table(study)
+    assert "| 12 of 30 | **against**: Ours is not ahead: " in module.answers_table(study)
+    keep(study, records(Cell("steps", 8), [49.0, 52.0, 50.5]), tmp_path)
+    more = [claim, {"text": "Plain is behind.", "denial": "It is not.", "criteria": ["ours is ahead"]}]
+    both = str(declared(tmp_path, contenders=CONTENDERS, criteria=[criterion], claims=more, **rules))
+    undecided = '| "Ours is ahead": **undecided** "Plain is behind": **undecided** |'
+    assert module.answers_table(both).splitlines()[-1].endswith(undecided)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from run_folders import TOP1, Text, make_run, read, rows, said, stream_line
+from scipy import stats
 
 from stepsnet.analysis.block_statistics import BlockStatistics, StreamMeasurement
 from stepsnet.errors import UserError
 from stepsnet.report import residual_stream, write_report
 from stepsnet.report.load_runs import comparable, group_runs, load_run, varied_settings
 from stepsnet.report.page import figures_of
-from stepsnet.report.words import pairs
+from stepsnet.report.words import pairs, summarize_results
 from stepsnet.run_folder.folder import find_runs
 
 
@@ -22,27 +23,74 @@ def undrawn(monkeypatch):
     monkeypatch.setattr("stepsnet.report.page._draw", lambda figure, folder: [])
 
 
-UNCLEAR = "(paired over seeds 0 and 1, better in 1 of 2, not larger than its standard deviation)"
+def interval(steps, base, sign=1, decimals=2):
+    """The interval of the mean difference as a sentence has it, by scipy's paired test."""
+    low, high = stats.ttest_rel(steps, base).confidence_interval(0.95)
+    ends = sorted((sign * low, sign * high))
+    return "95% interval " + " to ".join(f"{end:.{decimals}f}".replace("-", "−") for end in ends)
+
+
+def of_seeds(tmp_path, steps, base):
+    runs = [make_run(tmp_path / f"s{seed}", "StepsNet", seed, top1=top1) for seed, top1 in enumerate(steps)]
+    return runs + [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=top1) for seed, top1 in enumerate(base)]
+
+
+ALONE, BOTH = "(one seed each, which decides nothing).", "paired over seeds 0 and 1"
+APART = "but the two are not told apart"
 
 
 @pytest.mark.parametrize(
     ("steps", "base", "words"),
     [
-        ((50.0,), (52.5,), "the baseline is better by 2.5 points (seed 0 only, so the standard deviation is unknown)"),
-        ((50.0, 53.0), (51.0, 51.0), f"StepsNet is better by 0.5 ± 2.1 points {UNCLEAR}"),
-        ((50.0,), (50.0,), "StepsNet and the baseline are equal"),
+        ((50.0,), (52.5,), f"; the difference is 2.5 points in favour of the baseline {ALONE}"),
+        ((50.0,), (50.0,), f"; StepsNet and the baseline are equal {ALONE}"),
+        ((50.0, 53.0), (50.0, 53.0), f"StepsNet and the baseline are equal ({BOTH}"),
+        (  # better with both seeds
+            (53.0, 52.0),
+            (50.0, 51.0),
+            f"StepsNet has the higher mean, by 2.00 points, {APART} ({interval((53.0, 52.0), (50.0, 51.0))}, {BOTH}).",
+        ),
+        (
+            (50.0, 51.0),
+            (53.0, 52.0),
+            f"the baseline has the higher mean, by 2.00 points, {APART} "
+            f"({interval((50.0, 51.0), (53.0, 52.0), -1)}, {BOTH}).",
+        ),
+        (
+            (50.0, 53.0),
+            (51.0, 52.0),
+            f"StepsNet and the baseline have the same mean ({interval((50.0, 53.0), (51.0, 52.0))}, {BOTH}).",
+        ),
+        (
+            (50.0, 53.0),
+            (49.0, 52.0),
+            f"StepsNet has the higher mean, by 1.00 points, {APART} ({BOTH}, the same difference with each).",
+        ),
+        (
+            (50.0, 51.0, 52.5),
+            (52.0, 53.5, 54.5),
+            "; the baseline is better by 2.17 points "
+            f"({interval((50.0, 51.0, 52.5), (52.0, 53.5, 54.5), -1)}, paired over seeds 0, 1 and 2).",
+        ),
     ],
 )
-def test_headline_hides_no_loser(tmp_path, steps, base, words):
-    runs = [make_run(tmp_path / f"s{seed}", "StepsNet", seed, top1=top1) for seed, top1 in enumerate(steps)]
-    runs += [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=top1) for seed, top1 in enumerate(base)]
-    assert words in said(runs)
+def test_headline_announces_no_winner_that_is_not_told_apart(tmp_path, steps, base, words):
+    assert words in said(of_seeds(tmp_path, steps, base))
+
+
+def test_the_tile_has_the_interval_of_the_difference_itself(tmp_path):
+    steps, base = (50.0, 51.0, 52.5), (52.0, 53.5, 54.5)
+    groups = group_runs([load_run(run) for run in of_seeds(tmp_path, steps, base)])
+    (tile,) = [tile for tile in summarize_results(groups)[1] if tile["name"] == "StepsNet minus baseline"]
+    assert tile["value"].replace("\u00a0", " ") == "−2.2 ± 0.3 points"
+    assert tile["note"] == f"{interval(steps, base)}, paired over seeds 0, 1 and 2"
 
 
 def test_the_difference_takes_common_seeds_only(tmp_path):
     runs = [make_run(tmp_path / f"s{seed}", "StepsNet", seed, top1=60.0 + seed) for seed in (0, 1)]
     runs += [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=50.0) for seed in (1, 2)]
-    assert "StepsNet is better by 11.0 points (seed 1 only" in said(runs)
+    words = "the difference is 11.0 points in favour of StepsNet (only seed 1 in common, which decides nothing)."
+    assert words in said(runs)
     assert "have no seed in common" in said([runs[0], runs[3]])
 
 
@@ -111,7 +159,7 @@ def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, un
         make_run(tmp_path / "b", "baseline", top1=90.0, **other, **kind),
     ]
     words = said(runs)
-    assert "is better by" not in words and words.endswith("no difference between their results is stated.")
+    assert "in favour of" not in words and words.endswith("no difference between their results is stated.")
     text = read(write_report(runs, tmp_path / "report.html", "t")).text
     (name, *_) = other
     assert f"the runs differ in {name}" in text and "with the same settings" not in text
@@ -257,9 +305,19 @@ def test_a_task_without_accuracy_is_judged_by_another_metric(tmp_path, metric, d
         (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, kept)))
     text = read(write_report(runs, tmp_path / "report.html", "t")).text
     assert f"The validation {metric} is {1.5:.{decimals}f} for StepsNet" in text
-    assert f"the baseline is better by {0.25:.{decimals}f} (seed 0 only" in text
+    assert f"the difference is {0.25:.{decimals}f} in favour of the baseline (one seed each, which" in text
     figures = {file.stem for file in (tmp_path / "figures").iterdir()}
     assert figures == {"loss", metric, "shortcut-ratio", "widths"}  # γ is drawn whatever the task
+
+
+def test_of_a_loss_the_lower_mean_is_the_better(tmp_path):
+    steps, base = (1.5, 1.25), (1.75, 1.375)
+    runs = of_seeds(tmp_path, (50.0, 50.0), (50.0, 50.0))
+    for run, loss in zip(runs, (*steps, *base)):
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"metrics": {"val_loss": loss}}))
+    words = f"StepsNet has the lower mean, by 0.1875, {APART} ({interval(steps, base, -1, decimals=4)}, {BOTH})."
+    assert words in said(runs)
 
 
 def test_groups_of_one_label_are_told_apart(tmp_path):

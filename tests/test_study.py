@@ -380,7 +380,7 @@ def test_verdicts(tmp_path, differences, expect, margin, verdict):
     half = T_95[2] * statistics.stdev(differences) / math.sqrt(3)
     assert (judged.low, judged.high) == pytest.approx((judged.mean - half, judged.mean + half), rel=1e-3, abs=1e-3)
     said = judge_study(study, there).claims[0]
-    expected = {"for": "Depth helps.", "against": "Depth does not help."}.get(verdict, "Nothing is claimed")
+    expected = {"for": "Depth helps.", "against": "Depth does not help: "}.get(verdict, "Nothing is claimed")
     assert said.verdict == verdict and said.text.startswith(expected)
     for lenient, reason in (
         ({"flatness": {"share": 0.5, "within": 10.0}}, "runs may change by 1000% over their last 50%"),
@@ -443,13 +443,89 @@ def test_a_contender_may_be_declared_later_than_the_one_it_is_held_against(tmp_p
     for record in after.values():
         record["criteria"] = [study.rule(study.criteria[0])]
     there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | before | after
-    assert judge(study, study.criteria[0], there).verdict == "for"
+    judged = judge(study, study.criteria[0], there)
+    assert (judged.verdict, judged.remark) == ("for", "declared or changed after 3 final runs of plain@1 had begun")
+    assert f"| for ({judged.remark}) |" in render_study(study, placed(there))
     next(iter(after.values()))["criteria"] = ["another"]
     judged = judge(study, study.criteria[0], there)
     assert (
         judged.reason == "declared, changed or given other seeds after 4 of its final runs had begun"
         and judged.mean > 0
+        and not judged.remark
     )
+
+
+def test_a_verdict_on_runs_that_recorded_no_declaration_says_so(tmp_path):
+    study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    old, new = final(low, 0.002, (50.0, 51.0, 52.0)), final(high, 0.002, (60.0, 61.0, 62.1))
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | old | new
+
+    def remark():
+        return judge(study, study.criteria[0], there).remark
+
+    assert remark() == "declaration not recorded by 6 of 6 final runs"
+    for record in new.values():
+        record["criteria"] = [study.rule(study.criteria[0])]
+    assert remark() == "declaration not recorded by 3 of 6 final runs"
+    next(iter(new.values()))["criteria"] = []
+    late = "declared or changed after 1 final run of plain@2 had begun"
+    assert remark() == f"{late}; declaration not recorded by 3 of 6 final runs"
+    for record in there.values():
+        record["criteria"] = [study.rule(study.criteria[0])]
+    assert judge(study, study.criteria[0], there).explained == ""
+    fewer = {name: record for name, record in there.items() if name != next(iter(new))}
+    judged = judge(study, study.criteria[0], fewer)
+    assert (judged.verdict, judged.remark) == ("not yet", "")
+
+
+@pytest.mark.parametrize(
+    ("lead", "denial"),
+    [
+        (
+            (0.1, -0.1, 0.1),
+            'Depth does not help: a lead of 1 point or more is ruled out, a smaller one is not ("gain").',
+        ),
+        ((-2.0, -2.2, -1.8), 'Depth does not help: "gain" is ruled out.'),
+    ],
+)
+def test_a_denial_says_which_leads_are_ruled_out(tmp_path, lead, denial):
+    study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})
+    low, high, base = Cell("plain", 1), Cell("plain", 2), (50.0, 60.0, 55.0)
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, base)
+    there |= final(high, 0.002, [score + ahead for score, ahead in zip(base, lead)])
+    said = judge_study(study, there).claims[0]
+    assert (said.verdict, said.text) == ("against", denial)
+
+
+def test_a_denial_names_all_criteria_that_it_rests_on(tmp_path):
+    names = {"first": {"margin": 1.0}, "second": {"margin": 1.0}, "third": {"margin": 2.0, "level": 0.96}}
+    criteria = [{"name": name, "left": "plain@2", "right": "plain@1", **rule} for name, rule in names.items()]
+    criteria += [{"name": "no loss", "left": "plain@3", "right": "plain@1", "expect": "not_above", "margin": 1.0}]
+    points = {point: {"model.args.depths": [point]} for point in (1, 2, 3)}
+    claim = TOY["claims"][0] | {"criteria": [*names, "no loss"]}
+    rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}, "criteria": criteria, "claims": [claim]}
+    study, there = study_of(tmp_path, contenders=[{"name": "plain", "points": points}], **rules), {}
+    for point, scores in ((1, (50.0, 60.0, 55.0)), (2, (50.1, 59.9, 55.1)), (3, (53.0, 63.0, 58.1))):
+        there |= tuned(Cell("plain", point), MIDDLE) | final(Cell("plain", point), 0.002, scores)
+    assert judge_study(study, there).claims[0].text == (
+        'Depth does not help: a lead of 1 point or more is ruled out, a smaller one is not ("first", "second"); '
+        'a lead of 2 points or more is ruled out, a smaller one is not ("third"); "no loss" is ruled out.'
+    )
+
+
+def test_a_run_is_called_what_it_is(tmp_path):
+    """Not what its recipe is, of another model against another baseline."""
+    study = study_of(tmp_path)
+    recipe = recipe_of(study, Planned(Cell("plain", 2), "tuning", "", 0.002, 0))
+    assert recipe.title == "plain, at 2 blocks of the study toy" != find_recipe("digits/tiny").title
+    settings = settings_of(recipe)  # by which records are known
+    assert "title" not in settings
+    named = study_of(tmp_path, settings=TOY["settings"] | {"title": "mine"})
+    assert recipe_of(named, Planned(Cell("plain", 2), "tuning", "", 0.002, 0)).title == "mine"
+    variants = with_variants(tmp_path)
+    title = recipe_of(variants, Planned(Cell("plain", 1), "final", "b", 0.002, 1)).title
+    assert title == "plain (b), at 1 blocks of the study toy"
 
 
 def test_a_denial_waits_for_no_verdict_that_could_not_change_it(tmp_path):
@@ -462,7 +538,7 @@ def test_a_denial_waits_for_no_verdict_that_could_not_change_it(tmp_path):
     low, high = Cell("plain", 1), Cell("plain", 2)
     there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, (50.0, 51.0, 52.0))
     for scores, verdict, text in (
-        ((40.0, 41.0, 42.1), "against", 'Depth does not help. (Ruled out: "gain" by 1 point or more.)'),
+        ((40.0, 41.0, 42.1), "against", 'Depth does not help: "gain" is ruled out.'),
         ((60.0, 61.0, 62.1), "not yet", 'Nothing is claimed yet: no verdict for "more".'),
     ):
         said = judge_study(study, there | final(high, 0.002, scores)).claims[0]

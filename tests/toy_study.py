@@ -3,6 +3,7 @@
 import yaml
 
 from stepsnet.cli import main
+from stepsnet.study.run_plan import Planned
 
 TOY = {
     "name": "toy",
@@ -41,3 +42,27 @@ def run(*arguments, capsys):
     status = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
+
+
+def records(cell, scores, moved=0.0, rates=(0.001, 0.002, 0.004)):
+    """Results of all tuning runs, the second rate the best, and of a final run for each of ``scores``."""
+    runs = [Planned(cell, "tuning", "", rate, 0) for rate in rates]
+    runs += [Planned(cell, "final", "", 0.002, seed) for seed, _ in enumerate(scores, 1)]
+    for planned in runs:
+        tested = {"test_top1": scores[planned.seed - 1]} if planned.kind == "final" else {}
+        curve = [{"epoch": 1, "train_clean_loss": 1.0}, {"epoch": 2, "train_clean_loss": 1.0 - moved}]
+        yield {
+            "study": "toy",
+            "run": planned.name,
+            "kind": planned.kind,
+            "contender": cell.contender,
+            "point": cell.point,
+            "variant": "",
+            "rate": planned.rate,
+            "seed": planned.seed,
+            "settings": {},
+            "metrics": {"val_top1": -abs(planned.rate - 0.002), **tested},
+            "curve": curve,
+            "params": 12000,
+            "macs": 3000000,
+        }

@@ -24,6 +24,7 @@ from ..study.render import render_study
 from ..study.results import check_results, read_results
 from ..study.run_plan import a_final, check_models, data_of, due, progress, recipe_of, with_variant
 from ..study.verdict import cannot_be_made, half_width
+from .options import add_jobs_option
 
 __all__ = ["run_study"]
 
@@ -45,7 +46,9 @@ def run_study(
     if more or options.seeds:
         got = more[0] if more else f"--seeds {','.join(map(str, options.seeds))}"
         raise UserError(f"sweep: got {got} with the study {study.name}, expected the study alone: it declares the rest")
-    if not options.render:  # rendering fetches nothing
+    if options.render:
+        _refuse_beside_render(overrides, options)
+    else:  # rendering fetches nothing
         overrides = _require_asked_for(study, file, overrides, options)
     for text in overrides:
         if text.partition("=")[0] not in OF_THE_MACHINE:
@@ -56,11 +59,14 @@ def run_study(
     results = options.results or folder / "results"
     if options.render:
         if not results.is_dir():
-            raise UserError(f"--results: {results} does not exist, expected a folder with the results of runs")
+            wrong = "is not a folder" if results.exists() else "does not exist"
+            raise UserError(f"--results: {results} {wrong}, expected a folder with the results of runs")
         if options.run:
             require_writable_folder(folder, "--run")
         check_models(study, options.data, open_data=False)  # rendering does not need the data
         there = check_results(study, results, options.data)
+        if not there and any(results.iterdir()):
+            raise UserError(f"--results: {results} has no results of {study.name}, expected those of its runs")
         say(write_study(study, there, folder) if options.run else render_study(study, there))
         return
     if options.dry_run:
@@ -82,6 +88,21 @@ def run_study(
         conduct(study, folder, results, options.jobs, display, cells=cells, **settings)
     there = check_results(study, results, options.data)  # another sweep may have added to them
     say(write_study(study, there, folder))
+
+
+def _refuse_beside_render(overrides: Sequence[str], options: argparse.Namespace) -> None:
+    """Raises UserError for what is about training, which ``--render`` does not do."""
+    of_grids = argparse.ArgumentParser()
+    add_jobs_option(of_grids)  # for its default
+    given = {
+        "--cells": options.cells,
+        "--jobs": options.jobs != of_grids.get_default("jobs"),
+        "--dry-run": options.dry_run,
+        "--resume": options.resume,
+        **dict.fromkeys(overrides, True),
+    }
+    if wrong := next((name for name, is_given in given.items() if is_given), None):
+        raise UserError(f"sweep: got {wrong} with --render, which trains nothing, expected --results, --run and --data")
 
 
 def _require_asked_for(

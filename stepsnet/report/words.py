@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..metrics import METRICS, SPLIT_NAMES, Metric, find_metric, higher_is_better, metric_label
-from ..output.summary_stats import format_count, format_mean_std
+from ..output.summary_stats import format_count, format_mean_std, percent
 from .load_runs import BASELINE, STEPS, Group, comparable
+from .t_interval import tested
 
 __all__ = [
     "count",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 Tile = dict[str, str]  # name, value, note, color
+_LEVEL = 0.95  # of the intervals, as in a study by default
 _MAX_IN_A_SENTENCE = 6  # models; more are in the tables
 _DIFFERENT = "differ in their data or length of training, so no difference between their results is stated"
 
@@ -173,26 +175,41 @@ def pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
 
 
 def _difference(steps: Group, base: Group, key: str) -> tuple[str, Tile | None]:
-    """The paired difference over the seeds that both have, in words and as a tile."""
+    """The paired difference over the seeds that both have, tested as in a study: in words and as a tile.
+
+    In words, mean and interval are of how much better the one with the better mean is; the tile has those of the values
+    themselves, StepsNet minus baseline.
+    """
     metric = find_metric(key)
     a, b = (group.results(key) for group in (steps, base))
     seeds = [seed for seed in a if seed in b]
     if not seeds:
         return f"{steps.the} and {base.the} have no seed in common, so there is no paired difference", None
     differences = [a[seed] - b[seed] for seed in seeds]
-    mean, note = statistics.fmean(differences), f"seed {seeds[0]} only, so the standard deviation is unknown"
-    better, sign = (steps if (mean > 0) == metric.higher_is_better else base), math.copysign(1, mean)
-    if len(differences) > 1:
-        wins = sum(difference * mean > 0 for difference in differences)
-        note = f"paired over seeds {join(map(str, seeds))}, better in {wins} of {len(differences)}"
-        if abs(mean) <= statistics.stdev(differences):
-            note += ", not larger than its standard deviation"
-
-    def show(values: Sequence[float], plus: str = "") -> str:
-        return typeset(format_mean_std(values, plus + metric.spec, metric.difference_unit, metric.spec))
-
-    verdict = f"{better.the} is better by {show([sign * difference for difference in differences])}"
-    verdict = verdict if mean else f"{steps.the} and {base.the} are equal"
-    value = show(differences, plus="+" if mean else "")
-    tile = {"name": f"{steps.name} minus {base.name}", "value": value, "note": note, "color": "#5c6675"}
-    return f"{verdict} ({note})", tile
+    mean, unit, both = statistics.fmean(differences), metric.difference_unit, f"{steps.the} and {base.the}"
+    equal = all(math.isclose(a[seed], b[seed], rel_tol=1e-9) for seed in seeds)  # up to rounding
+    better = steps if (mean > 0) == metric.higher_is_better else base
+    spec = f"z.{metric.decimals + (len(seeds) > 1)}f"  # one digit more for an interval, as in a study
+    amount, over = number(abs(mean), spec) + typeset(unit), f"paired over seeds {join(map(str, seeds))}"
+    mean_of = f"{better.the} has the {'higher' if metric.higher_is_better else 'lower'} mean, by {amount}"
+    if len(seeds) == 1:
+        alone = "one seed each" if len(a) == len(b) == 1 else f"only seed {seeds[0]} in common"
+        words = f"{both} are equal" if equal else f"the difference is {amount} in favour of {better.the}"
+        notes = [f"{alone}, which decides nothing"] * 2
+    elif equal:
+        words, notes = f"{both} are equal", [over] * 2
+    elif (found := tested(differences, _LEVEL))[3] is None:
+        words = f"{mean_of}, but the two are not told apart"
+        notes = [f"{over}, the same difference with each"] * 2
+    else:
+        low, high = found[1:3]
+        ends = (low, high) if mean >= 0 else (-high, -low)
+        interval = f"{percent(_LEVEL)} interval"
+        notes = [f"{interval} {number(x, spec)} to {number(y, spec)}, {over}" for x, y in (ends, (low, high))]
+        words = f"{better.the} is better by {amount}"
+        if low <= 0 <= high:
+            is_seen = float(f"{mean:{spec}}") != 0
+            words = f"{mean_of}, but the two are not told apart" if is_seen else f"{both} have the same mean"
+    value = typeset(format_mean_std(differences, ("" if equal else "+") + metric.spec, unit, metric.spec))
+    tile = {"name": f"{steps.name} minus {base.name}", "value": value, "note": notes[1], "color": "#5c6675"}
+    return f"{words} ({notes[0]})", tile

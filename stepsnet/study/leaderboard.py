@@ -16,7 +16,7 @@ from ..report.words import count, join
 from ..residual import DESIGNS
 from ..settings.config import ModelSpec
 from .declare import Cell, Contender, Study
-from .render import known, remarks_on, rows_of
+from .render import doubts_about, known, remarks_on, rows_of
 from .run_plan import a_final, choice_of, progress, recipe_of
 
 __all__ = ["leaderboard"]
@@ -99,14 +99,7 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
     if not row["seeds"]:
         tuned = sum(map(len, row["tried"].values()))
         return f"in tuning, {counted(tuned, 'run')}" if tuned else "not yet run"
-    values, ran = known(row["test"]), len(row["seeds"])
-    doubts = [f"{ran} of {len(study.seeds)} seeds"] * (ran < len(study.seeds))
-    doubts += [f"{ran - len(values)} of {ran} diverged"] * (0 < len(values) < ran)
-    doubts += [f"rate{' of a variant' * bool(row['variant'])} at an edge"] * bool(row["at_edge"])
-    if values and row["moved"] is None:
-        doubts.append("convergence unknown")
-    elif values and row["moved"] >= study.flatness.within:
-        doubts.append("not converged")
+    values, doubts = known(row["test"]), doubts_about(study, row).values()
     score = format_mean_std(values, spec) if values else "diverged"
     return f"{score} ({', '.join(doubts)})" if doubts else score
 

@@ -20,7 +20,16 @@ from .results import flatness_of, modules_of
 from .run_plan import choice_of, diverged_everywhere, progress
 from .verdict import Judged, finals_of, judge_study
 
-__all__ = ["as_p_value", "draw_study", "known", "on_other_machines", "remarks_on", "render_study", "rows_of"]
+__all__ = [
+    "as_p_value",
+    "doubts_about",
+    "draw_study",
+    "known",
+    "on_other_machines",
+    "remarks_on",
+    "render_study",
+    "rows_of",
+]
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -211,7 +220,7 @@ def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
             mean = number(judged.mean, spec)
             interval = f"{number(judged.low, spec)} to {number(judged.high, spec)} ({percent(criterion.level)})"
             p = as_p_value(judged.p)
-        verdict = judged.verdict + (f": {judged.reason}" if judged.reason else "")
+        verdict = judged.verdict + judged.explained
         cells.append([criterion.name, criterion.left, criterion.right, expected, mean, interval, p, verdict])
     headers = ["criterion", "left", "right", "expected", f"difference{unit}", "interval", "p", "verdict"]
     return markdown_table(headers, cells, "llllrrrl")
@@ -225,8 +234,9 @@ def as_p_value(p: float | None) -> str:
 def draw_study(study: Study, results: Results) -> Figure | None:
     """Draw the test metric and the loss on clean training samples against the points, one curve per contender.
 
-    A contender at a single point is a marker. A marker is hollow if seeds diverged, which the mean leaves out. Bands
-    reach from the lowest to the highest seed. Returns None without a final run.
+    A contender at a single point is a marker. A marker is hollow where something is in doubt, which the title names:
+    see :func:`doubts_about`. Bands and bars reach from the lowest to the highest of at least two seeds. Returns None
+    without a final run.
     """
     rows = [row for row in rows_of(study, results) if known(row["test"])]
     if not rows:
@@ -256,28 +266,48 @@ def draw_study(study: Study, results: Results) -> Figure | None:
                 aside = 2 ** ((place + 0.5) / len(labels) - 0.5) if len(points) == 1 else 1  # so as not to overlap
                 colour, x = OKABE_ITO_AGAIN[place % len(OKABE_ITO_AGAIN)], [row["point"] * aside for row in of_label]
                 values = [known(row[key]) for row in of_label]
-                ax.fill_between(x, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
-                if len(x) == 1:
-                    ax.vlines(x, min(values[0]), max(values[0]), color=colour, alpha=0.5)
+                low, high, several = list(map(min, values)), list(map(max, values)), [len(v) > 1 for v in values]
+                ax.fill_between(x, low, high, where=several, color=colour, alpha=0.15)
+                beside = [any(pair) for pair in zip([False, *several], [*several[1:], False])]
+                for i in range(len(x)):
+                    if several[i] and not beside[i]:  # a band needs two points
+                        ax.vlines(x[i], low[i], high[i], color=colour, alpha=0.5)
                 more = place >= len(OKABE_ITO)
                 marker = "os"[more] if len(study.contenders[place].points) > 1 else "Dsv^P*X"[place % 7]
                 line = marker + ("--" if more else "-")
                 means = [statistics.fmean(v) for v in values]
                 ax.plot(x, means, line, color=colour, label=label, markersize=4)
-                lost = [i for i, row in enumerate(of_label) if _diverged(row)]
-                ax.plot([x[i] for i in lost], [means[i] for i in lost], marker, color=colour, mfc="white", markersize=4)
+                hollow = [i for i, row in enumerate(of_label) if doubts_about(study, row)]
+                at = [x[i] for i in hollow], [means[i] for i in hollow]
+                ax.plot(*at, marker, color=colour, mfc="white", markersize=4)
         remarks = [f"{there} of {all_of} runs"] * (there < all_of)
         remarks += ["from the lowest to the highest seed"] * (len(study.seeds) > 1)
-        remarks += ["hollow: without seeds that diverged"] * any(map(_diverged, rows))
-        axes[0].set_title("; ".join(remarks))
+        kinds = dict.fromkeys(kind for row in rows for kind in doubts_about(study, row))
+        axes[0].set_title("; ".join(remarks) + f"\nhollow: {', '.join(kinds)}" * bool(kinds))
         handles = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels())}
         figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=min(len(handles), 3))
     return figure
 
 
-def _diverged(row: Mapping[str, Any]) -> bool:
-    """Whether some, but not all, of the cell's final seeds diverged."""
-    return None in row["test"]
+def doubts_about(study: Study, row: Mapping[str, Any]) -> dict[str, str]:
+    """Why a cell's mean is not yet that of sound final runs with all seeds: kinds of reasons, each with its details.
+
+    Args:
+        row: of :func:`rows_of`, with at least one final run.
+    """
+    ran, values = len(row["seeds"]), known(row["test"])
+    doubts = {}
+    if ran < len(study.seeds):
+        doubts["seeds missing"] = f"{ran} of {len(study.seeds)} seeds"
+    if 0 < len(values) < ran:
+        doubts["seeds diverged"] = f"{ran - len(values)} of {ran} diverged"
+    if row["at_edge"]:
+        doubts["rate at an edge"] = f"rate{' of a variant' * bool(row['variant'])} at an edge"
+    if values and row["moved"] is None:
+        doubts["convergence unknown"] = "convergence unknown"
+    elif values and row["moved"] >= study.flatness.within:
+        doubts["not converged"] = "not converged"
+    return doubts
 
 
 def _is_tuning(record: Mapping[str, Any], cell: Cell) -> bool:

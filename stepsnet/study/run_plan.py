@@ -69,7 +69,7 @@ def a_final(study: Study, cell: Cell, variant: str) -> Planned:
 
 
 def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe:
-    """The recipe of one run.
+    """The recipe of one run. Its title says which run of the study it is, unless the study's settings give another.
 
     Raises:
         UserError: the recipe is not there, or does not take the settings.
@@ -81,7 +81,10 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     except UserError as error:
         raise UserError(f"{planned.cell}: {error}") from None
     name = f"{study.name}/{planned.cell.contender}-{planned.cell.point}"
-    recipe = dataclasses.replace(base, baseline=None, expected={}, name=name)
+    # the base's title is about its own model and baseline
+    title = f"{contender.title}{f' ({planned.variant})' if planned.variant else ''}"
+    title += f", at {planned.cell.point} {study.point} of the study {study.name}"
+    recipe = dataclasses.replace(base, baseline=None, expected={}, name=name, title=title)
     if data or study.data:
         recipe = dataclasses.replace(recipe, data=data or study.data)
     of_variant = contender.variants.get(planned.variant, {})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ..metrics import find_metric, higher_is_better, metric_label
 from ..output.summary_stats import percent
+from ..output.terminal import counted
+from ..report.t_interval import half_width, tested
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
 from .run_plan import Planned, choice_of, diverged_everywhere
@@ -47,6 +48,12 @@ class Judged:
     p: float | None = None  # two-sided, for a mean difference of zero; also None if the seeds do not differ
     differences: tuple[float, ...] = ()
     reason: str = ""  # why it is undecided or not yet known, unless the interval alone says so
+    remark: str = ""  # on final runs that did not know the criterion, or did not record whether they knew it
+
+    @property
+    def explained(self) -> str:
+        """What follows the verdict in a table: the reason and the remark, if there are any."""
+        return f": {self.reason}" * bool(self.reason) + f" ({self.remark})" * bool(self.remark)
 
 
 @dataclass(frozen=True)
@@ -68,32 +75,6 @@ class Outcome:
         return asdict(self)
 
 
-def half_width(count: int, level: float = 0.95) -> float:
-    """Half the width of the t-interval of ``count`` values, in units of their standard deviation: t / √n."""
-    from scipy import stats
-
-    return float(stats.t.ppf((1 + level) / 2, count - 1)) / math.sqrt(count)
-
-
-def tested(differences: Sequence[float], level: float) -> tuple[float, float, float, float | None]:
-    """Return the mean of paired differences, the ends of its t-interval, and p: two-sided, for a mean of zero. If the
-    differences are equal up to rounding, the interval is the mean alone, and p is None.
-
-    Raises:
-        ValueError: fewer than two differences.
-    """
-    from scipy import stats
-
-    if len(differences) < 2:
-        raise ValueError(f"tested: got {len(differences)} differences, expected at least 2")
-    mean = statistics.fmean(differences)
-    if math.isclose(min(differences), max(differences), rel_tol=1e-9, abs_tol=1e-12):
-        return mean, mean, mean, None
-    found = stats.ttest_1samp(differences, 0)
-    low, high = found.confidence_interval(level)
-    return mean, float(low), float(high), float(found.pvalue)
-
-
 def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[str, Any]]:
     """The final runs of a cell at its chosen rate, by seed."""
     choice = choice_of(study, cell, results)
@@ -108,27 +89,38 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
 
     It is ``undecided``, whatever the interval, if a run diverged or was still changing at its end, if a rate was chosen
     at the edge of a grid that could not grow, if the seeds do not differ, or if the criterion was declared when final
-    runs of both sides had begun.
+    runs of both sides had begun. If those of one side had begun, the verdict has a remark.
     """
     cells = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
+    finals = [finals_of(study, cell, results) for cell in cells]
+    judged = _judge(study, criterion, cells, finals, results)
+    return judged if judged.verdict == "not yet" else replace(judged, remark=_remark(study, criterion, cells, finals))
+
+
+def _judge(
+    study: Study,
+    criterion: Criterion,
+    cells: Sequence[Cell],
+    finals: Sequence[Mapping[int, Mapping[str, Any]]],
+    results: Results,
+) -> Judged:
     for cell in cells:
         if diverged_everywhere(study, cell, results):
             return Judged(criterion.name, "undecided", reason=f"{cell} has diverged at every rate")
-    left, right = (finals_of(study, cell, results) for cell in cells)
-    missing = sum(len(study.seeds) - len(found) for found in (left, right))
+    missing = sum(len(study.seeds) - len(found) for found in finals)
     if missing:
         there, all_of = 2 * len(study.seeds) - missing, 2 * len(study.seeds)
         return Judged(criterion.name, "not yet", reason=f"{there} of {all_of} final runs have ended")
     key, sign = f"{study.scored_on}_{study.metric}", 1 if higher_is_better(study.metric) else -1
-    values = [[found[seed].get("metrics", {}).get(key) for seed in study.seeds] for found in (left, right)]
-    for cell, found, column in zip(cells, (left, right), values):
+    values = [[found[seed].get("metrics", {}).get(key) for seed in study.seeds] for found in finals]
+    for cell, found, column in zip(cells, finals, values):
         for seed, value in zip(study.seeds, column):
             if value is None or not math.isfinite(value):
                 what = "has diverged" if "diverged" in found[seed] else f"has no {key}"
                 return Judged(criterion.name, "undecided", reason=f"{cell} {what} with seed {seed}")
     differences = tuple(sign * (a - b) for a, b in zip(*values))
     mean, low, high, p = tested(differences, criterion.level)
-    reason = _declared_late(study, criterion, (left, right)) or unsound(study, cells, (left, right), results)
+    reason = _declared_late(study, criterion, finals) or unsound(study, cells, finals, results)
     if p is None:
         reason = reason or "the seeds do not differ"
     verdict = "undecided" if reason else _verdict(criterion, low, high)
@@ -148,10 +140,32 @@ def _declared_late(study: Study, criterion: Criterion, finals: Sequence[Mapping[
     return f"declared, changed or given other seeds after {late} of its final runs had begun" if late else ""
 
 
+def _remark(
+    study: Study, criterion: Criterion, cells: Sequence[Cell], finals: Sequence[Mapping[int, Mapping[str, Any]]]
+) -> str:
+    """Say so if final runs of one cell do not know the criterion, or if runs did not record what they were started
+    under. If runs of both cells do not know it, the verdict's reason says so."""
+    rule = study.rule(criterion)
+    late = [(cell, count) for cell, side in zip(cells, finals) if (count := _unaware_of(side, "criteria", rule))]
+    remarks = []
+    if len(late) == 1:
+        ((cell, count),) = late
+        remarks.append(f"declared or changed after {counted(count, 'final run')} of {cell} had begun")
+    unrecorded = sum("criteria" not in run for side in finals for run in side.values())
+    of_all = sum(map(len, finals))
+    remarks += [f"declaration not recorded by {unrecorded} of {of_all} final runs"] * bool(unrecorded)
+    return "; ".join(remarks)
+
+
 def _unaware(finals: Sequence[Mapping[int, Any]], key: str, rule: str) -> int:
-    """How many final runs do not know a rule, not counting runs that recorded no rules; 0 if one side has none."""
-    late = [sum(key in run and rule not in run[key] for run in side.values()) for side in finals]
+    """How many final runs do not know a rule; 0 if one side has none that does not."""
+    late = [_unaware_of(side, key, rule) for side in finals]
     return sum(late) if all(late) else 0
+
+
+def _unaware_of(side: Mapping[int, Any], key: str, rule: str) -> int:
+    """How many final runs of one cell do not know a rule, not counting runs that recorded no rules."""
+    return sum(key in run and rule not in run[key] for run in side.values())
 
 
 def _seen_before(study: Study, claim: Claim, results: Results, key: str, rule: str) -> tuple[str, int] | None:
@@ -206,8 +220,9 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
     worded_late = _seen_before(study, claim, results, "sentences", claim.sentence)
     anew = " (Reworded after final runs had begun.)" if worded_late else ""
     if against:
-        excluded = "; ".join(_what_is_excluded(study, one) for one in against)
-        return Said("against", f"{claim.denial} (Ruled out: {excluded}.){anew}")
+        highs = {found.name: found.high for found in judged}
+        excluded = _what_is_excluded(study, [(one, highs[one.name]) for one in against])
+        return Said("against", f"{claim.denial.removesuffix('.')}: {excluded}.{anew}")
     open_ones = [name for name, verdict in verdicts.items() if verdict == "undecided"]
     if open_ones:
         return Said("undecided", f"Nothing is claimed; undecided: {_quoted(open_ones)}.")
@@ -221,11 +236,24 @@ def _margin(study: Study, criterion: Criterion) -> str:
     return f"{criterion.margin:g}{unit.removesuffix('s') if criterion.margin == 1 else unit}"
 
 
-def _what_is_excluded(study: Study, criterion: Criterion) -> str:
-    """What a criterion that is *against* rules out: with a margin, only a lead of that size or more, not every lead."""
-    if criterion.expect == "not_above" or not criterion.margin:
-        return _quoted([criterion.name])
-    return f"{_quoted([criterion.name])} by {_margin(study, criterion)} or more"
+def _what_is_excluded(study: Study, against: Sequence[tuple[Criterion, float | None]]) -> str:
+    """What criteria that are *against* rule out, each given with the upper end of its interval.
+
+    With ``above`` and an interval that reaches above 0, that is a lead of the margin or more, and not every lead.
+    """
+    leads: dict[str, list[str]] = {}  # by the least that is ruled out
+    others: list[str] = []
+    for one, high in against:
+        if one.expect == "above" and high is not None and high > 0:
+            leads.setdefault(_margin(study, one), []).append(one.name)
+        else:
+            others.append(one.name)
+    said = [
+        f"a lead of {least} or more is ruled out, a smaller one is not ({_quoted(names)})"
+        for least, names in leads.items()
+    ]
+    said += [f"{_quoted(others)} {'is' if len(others) == 1 else 'are'} ruled out"] * bool(others)
+    return "; ".join(said)
 
 
 def _quoted(names: Sequence[str]) -> str:
