@@ -7,6 +7,7 @@ that needs it, so that the command line answers quickly.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import TYPE_CHECKING
@@ -80,13 +81,17 @@ def _register_language(auto) -> None:
     if release and tuple(map(int, release.groups())) < _OLDEST_TRANSFORMERS:
         return
 
-    def with_ours(wrapped, instance, args, kwargs):
-        importlib.import_module("stepsnet.models.steps_transformer")
-        importlib.import_module("stepsnet.models.transformers_families")
-        return wrapped(*args, **kwargs)
+    def with_ours(wrapped):
+        @functools.wraps(wrapped)
+        def after_registering(*args, **kwargs):
+            importlib.import_module("stepsnet.models.steps_transformer")
+            importlib.import_module("stepsnet.models.transformers_families")
+            return wrapped(*args, **kwargs)
+
+        return classmethod(after_registering)  # by its name, so that it can be pickled
 
     for name in ("for_model", "from_pretrained"):
-        wrapt.wrap_function_wrapper(auto, f"AutoConfig.{name}", with_ours)
+        setattr(auto.AutoConfig, name, with_ours(vars(auto.AutoConfig)[name].__func__))
 
 
 wrapt.register_post_import_hook(_register_vision, "timm")

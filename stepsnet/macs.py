@@ -7,16 +7,19 @@ an affine LayerNorm and 2 per element of a BatchNorm, as in fvcore. Other elemen
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["HOOKS", "OF_MODULES", "count_forward", "count_on_meta", "held_tensors", "on_meta"]
+__all__ = ["HOOKS", "OF_MODULES", "count_forward", "count_on_meta", "held_tensors", "on_meta", "with_own_tensors"]
+
+T = TypeVar("T")
 
 aten = torch.ops.aten
 # what a model's or a block's own code may raise
@@ -35,10 +38,28 @@ def count_forward(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any
 
 def count_on_meta(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any]:
     """The same as :func:`count_forward`, for a model that :func:`on_meta` has made."""
-    counter = FlopCounterMode(display=False, custom_mapping=_ADDED)
-    with torch.no_grad(), counter:
-        outputs = model(*args, **kwargs)
-    return counter.get_total_flops() // 2, outputs  # the counter counts a multiply-accumulate as two
+
+    def count() -> tuple[int, Any]:
+        counter = FlopCounterMode(display=False, custom_mapping=_ADDED)
+        with torch.no_grad(), counter:
+            outputs = model(*args, **kwargs)
+        return counter.get_total_flops() // 2, outputs  # the counter counts a multiply-accumulate as two
+
+    return with_own_tensors(count)
+
+
+def with_own_tensors(run: Callable[[], T]) -> T:
+    """Run a pass on the meta device, also of a model that makes tensors on the CPU, such as a mask.
+
+    Such tensors are made on the meta device only if the pass fails without, since a model may read a value of theirs.
+    """
+    try:
+        return run()
+    except RuntimeError as error:
+        if not re.search("expected device|same device", str(error)):
+            raise
+    with torch.device("meta"):
+        return run()
 
 
 def held_tensors(model: nn.Module) -> Iterator[Tensor]:

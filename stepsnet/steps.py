@@ -69,7 +69,7 @@ class StepsNet(nn.Module):
         if len(networks) != len(widths):
             raise ValueError(f"networks: got {len(networks)}, expected one per width of {widths}")
         for step, network in enumerate(networks, 1):
-            if not isinstance(network, nn.Module) or isinstance(network, nn.ModuleList | nn.ModuleDict):
+            if not isinstance(network, nn.Module) or getattr(network.forward, "__func__", None) is nn.Module.forward:
                 kind = type(network).__name__
                 raise TypeError(
                     f"network {step}: got {kind}, expected an nn.Module that can be called, such as nn.Sequential"

@@ -1,6 +1,7 @@
 """What `optimize` does to a model: the same weights, and outputs that differ by rounding."""
 
 import copy
+import inspect
 import types
 
 import pytest
@@ -174,6 +175,30 @@ def test_a_frozen_model_gives_its_outputs_and_sees_new_weights(name):
     assert model(x).requires_grad
     stepsnet.optimize(model, "training", compile=False)
     assert "forward" not in model.__dict__
+
+
+def test_an_optimized_model_is_exported_and_traced_as_it_was_built():
+    model = made("test_steps_deit", **SHALLOW["test_steps_deit"])
+    x = images(model)
+    signature = inspect.signature(model.forward)
+    with torch.no_grad():
+        expected = model(x)
+        stepsnet.optimize(model)
+        assert inspect.signature(model.forward) == signature == inspect.signature(copy.deepcopy(model).forward)
+        for recorded in (torch.export.export(model, (x,)).module(), torch.jit.trace(model, x)):
+            torch.testing.assert_close(recorded(x), expected)
+
+
+def test_an_export_leaves_nothing_in_permuted_windows():
+    model = made("test_steps_swin", **SHALLOW["test_steps_swin"])
+    x = images(model)
+    with torch.no_grad():
+        expected = model(x)
+        stepsnet.optimize(model, compile=False)
+        torch.export.export(model, (x,))  # before any other call at this size
+        found = model(x)
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, expected)
 
 
 class Small(nn.Module):

@@ -38,6 +38,12 @@ def test_a_model_in_bfloat16_and_one_that_is_frozen():
     ours = stepsnet.stepify(vit().bfloat16(), 2)
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
     assert ours(IMAGES.bfloat16()).dtype == torch.bfloat16
+    for make in (stepsnet.stepify, stepsnet.grow):
+        in_32_bits, ours = make(vit(), 2), make(vit().bfloat16(), 2)
+        for (name, expected), found in zip(in_32_bits.named_parameters(), ours.parameters()):
+            if name.startswith("blocks.") and expected.ndim == 2:  # drawn in float32: none is far out
+                assert found.float().std().item() == pytest.approx(expected.std().item(), rel=0.1, abs=1e-6), name
+                assert found.float().abs().max() < 8 * expected.std().clamp(min=1e-6), name
     # whose head reads the new channels by zeros, which have to learn
     for make, outside in ((stepsnet.stepify, set()), (stepsnet.grow, {"norm.1.weight", "norm.1.bias", "head.weight"})):
         frozen = vit().requires_grad_(False)

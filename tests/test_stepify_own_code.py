@@ -318,12 +318,17 @@ def test_channels_that_are_elsewhere_are_hinted_at(monkeypatch):
     assert first.gamma == pytest.approx((x.std(-1).mean() / model[0](x).std(-1).mean()).item(), rel=1e-4)
 
 
-def test_the_number_of_a_block_of_ones_own_goes_on_to_the_new_ones():
+def test_blocks_of_ones_own_are_numbered_anew():
+    """As places in a cache, for example: two layers with one number would overwrite each other there."""
     stepsnet.register_block(Numbered, lambda block, width, heads: Numbered(width, block.layer_idx))
     model = nn.Sequential(*(Numbered(32, index) for index in range(6)))
     result = stepsnet.stepify(model, 3, example=X)
-    numbers = [block.block.layer_idx for block in result]
-    assert numbers == sorted(numbers) and set(numbers) == set(range(6))
+    assert [block.block.layer_idx for block in result] == list(range(len(result))) and len(result) > 6
+    odd = nn.Sequential(*(Numbered(32, 2 * index + 1) for index in range(6)))  # no places
+    numbers = [block.block.layer_idx for block in stepsnet.stepify(odd, 3, example=X)]
+    assert numbers == sorted(numbers) and set(numbers) == {1, 3, 5, 7, 9, 11}
+    stepsnet.register_block(Numbered, lambda block, width, heads: Numbered(width, 100))  # set by the function itself
+    assert {block.block.layer_idx for block in stepsnet.stepify(model, 3, example=X)} == {100}
 
 
 class Told(Residual):
@@ -396,7 +401,7 @@ def test_rates_are_spread_anew_over_blocks_that_take_turns(depth):
     said, blocks = told_blocks("a list", depth, {"widths": (16, 32), "depths": (5, 3)}, rates=True)
     assert [block.told for block in blocks] == [said[i % 2] for i in range(8)]
     assert [block.drop.p for block in blocks] == pytest.approx([0.3 * i / 7 for i in range(8)])
-    assert [block.number for block in blocks][:1] == [0] and max(block.number for block in blocks) == depth - 1
+    assert [block.number for block in blocks] == list(range(8))
 
 
 def test_blocks_that_are_special_at_both_ends_stay_there():
@@ -776,6 +781,22 @@ def test_why_a_model_does_not_run_without_data():
     assert model(ids).shape == (6, 6, 32)
     for batch in (6, 5):  # a mask of as many rows is not cut as a batch is
         assert stepsnet.stepify(Squares(), 2, example=(ids[:batch], torch.ones(6, 6)))
+
+
+class Masked(Residual):
+    """A block that makes a mask on the CPU, without saying where."""
+
+    def forward(self, x):
+        mask = torch.triu(torch.ones(x.shape[1], x.shape[1]), 1)  # (N, N)
+        return x + self.fc(x - mask @ x)
+
+
+def test_blocks_may_make_tensors_without_saying_where():
+    model = residuals(kind=Masked)
+    ours = stepsnet.stepify(model, 1, example=X)
+    assert torch.equal(ours(X), model(X))
+    assert stepsnet.describe_stepify(model, 2, example=X)
+    assert stepsnet.stepify(model, 2, example=X)(X).shape == X.shape
 
 
 class Recurrent(nn.Module):

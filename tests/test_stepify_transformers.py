@@ -526,3 +526,18 @@ def test_a_configuration_without_a_plan_is_refused():
     config = steps_config_class("llama")()
     with pytest.raises(ValueError, match=r"^widths: got None, expected the widths of a plan: stepsnet.stepify makes"):
         AutoModelForCausalLM.from_config(config)
+
+
+def test_a_head_for_multiple_choice():
+    torch.manual_seed(0)
+    model = transformers.BertForMultipleChoice(BertConfig(**SIZES, **DRY, intermediate_size=256)).eval()
+    ids = torch.randint(3, 101, (2, 3, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[:, 1, 5:] = 0
+    expected = model(input_ids=ids, attention_mask=mask).logits
+    assert torch.equal(in_steps(model, 1)(input_ids=ids, attention_mask=mask).logits, expected)
+    ours = in_steps(model, 2)
+    assert type(ours).__name__ == "StepsBertForMultipleChoice"
+    alone = ours(input_ids=ids[:, 1:2, :5]).logits
+    torch.testing.assert_close(ours(input_ids=ids, attention_mask=mask).logits[:, 1:2], alone)
+    assert "BertLayer" in str(stepsnet.describe_stepify(model, 2, tokens=16))

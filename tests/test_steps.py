@@ -420,6 +420,8 @@ def test_reverse_expects_decreasing_widths(widths):
 
 
 def test_a_network_that_is_not_a_module():
+    with pytest.raises(TypeError, match=r"network 1: got Module, expected an nn\.Module that can be called"):
+        StepsNet([nn.Module()], (4,))
     with pytest.raises(TypeError, match=r"network 2: got function, expected an nn\.Module"):
         StepsNet([nn.Identity(), lambda x: x], (4, 6))
     said = r"network 1: got ModuleList, expected an nn\.Module that can be called, such as nn\.Sequential"

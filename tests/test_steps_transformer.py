@@ -85,6 +85,35 @@ def test_one_step_is_llama(ids):
     assert all(m(ids, past_key_values=c, use_cache=False).past_key_values is c for m, c in zip((ours, llama), caches))
 
 
+def test_hidden_states_have_gradients(ids):
+    """That of the state behind the first layer is what the rest of the network says, as a function of that state."""
+    torch.manual_seed(0)
+    config = StepsTransformerConfig(vocab_size=101, widths=[16, 32], depths=[2, 2], num_attention_heads=[2, 4])
+    model = StepsTransformerForCausalLM(config).double().eval()
+    found = model(ids, output_hidden_states=True)
+    gradients = torch.autograd.grad(found.logits.square().mean(), found.hidden_states)
+    assert [gradient.shape for gradient in gradients] == [(*ids.shape, 32)] * 5
+    inputs = found.hidden_states[0].detach()
+    first, (y, rest) = model.model.layers[0], inputs.split(16, -1)
+    rotary = model.model.rotary_embs[0](y, position_ids=torch.arange(ids.shape[1])[None])
+    behind = torch.cat([first(y, position_embeddings=rotary), rest], -1)
+    torch.testing.assert_close(behind, found.hidden_states[1])
+
+    def mean_behind(state):
+        handle = first.register_forward_hook(lambda *_: state[..., :16])
+        handle_of_embedding = model.model.embed_tokens.register_forward_hook(
+            lambda *_: torch.cat([y, state[..., 16:]], -1)
+        )
+        try:
+            return model(ids).logits.square().mean()
+        finally:
+            handle.remove()
+            handle_of_embedding.remove()
+
+    behind = behind.detach().requires_grad_()
+    torch.testing.assert_close(gradients[1], *torch.autograd.grad(mean_behind(behind), behind))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_attention_to_both_sides_is_llamas(attention, ids):
     """Asked for in the configuration or in the call; beside a padded text a text is what it is alone."""

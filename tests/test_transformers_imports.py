@@ -1,11 +1,13 @@
 """`import stepsnet` in front of or behind any import of transformers: its Auto classes know our models."""
 
 import os
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from import_orders import check_behind_each
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoConfig, LlamaConfig, LlamaForSequenceClassification
 
 import stepsnet
 
@@ -37,10 +39,22 @@ def test_every_order_of_imports(tmp_path):
     ("version", "wraps"), [("4.57.1", False), ("5.22rc1", True), ("6.0.0", True), ("unknown", True)]
 )
 def test_an_older_transformers_stays_as_it_is(version, wraps, monkeypatch):
-    wrapped = []
+    class Config:
+        @classmethod
+        def for_model(cls, name):
+            """A class method of transformers."""
+            return cls, name
+
+        from_pretrained = for_model
+
+    before = dict(vars(Config))
     monkeypatch.setattr("transformers.__version__", version)
-    monkeypatch.setattr("stepsnet.wrapt.wrap_function_wrapper", lambda module, name, wrapper: wrapped.append(name))
-    stepsnet._register_language(object())
-    assert wrapped == ["AutoConfig.for_model", "AutoConfig.from_pretrained"] * wraps
+    stepsnet._register_language(SimpleNamespace(AutoConfig=Config))
+    assert [vars(Config)[name] is not before[name] for name in ("for_model", "from_pretrained")] == [wraps] * 2
+    assert Config.for_model("x") == (Config, "x") and Config.for_model.__doc__ == "A class method of transformers."
     extras = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     assert f"transformers>={'.'.join(map(str, stepsnet._OLDEST_TRANSFORMERS))}" in extras
+
+
+def test_what_is_wrapped_can_be_sent_to_another_process():
+    assert pickle.loads(pickle.dumps(AutoConfig.from_pretrained)) == AutoConfig.from_pretrained

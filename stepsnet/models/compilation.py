@@ -219,6 +219,13 @@ class ReplacedForward:
     def __init__(self, model: nn.Module, own: Any = None):
         self.model, self.own = model, own
         self.paused = False
+        # for whoever asks for the arguments: transformers' Trainer, torch.export
+        built = own if own is not None else type(model).forward.__get__(model)
+        functools.update_wrapper(cast(Any, self), built, updated=())
+
+    @property
+    def __code__(self) -> Any:
+        return self.__wrapped__.__code__  # type: ignore[attr-defined] # set by update_wrapper
 
     def as_built(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward pass."""
@@ -232,6 +239,11 @@ class ReplacedForward:
 
     def __reduce__(self) -> Any:
         return type(self), (self.model, self.own)
+
+
+def being_traced() -> bool:
+    """Whether torch.export or torch.jit.trace is recording, which want the operations of the model as it was built."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 @contextmanager
@@ -287,7 +299,7 @@ class FrozenForward(ReplacedForward):
         self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole)), dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.paused or torch.is_grad_enabled() or self.model.training:
+        if self.paused or torch.is_grad_enabled() or self.model.training or being_traced():
             return self.as_built(*args, **kwargs)
         self.versions = self.versions or _versions(self.model)
         if self.versions != _versions(self.model):

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import UserError, in_a_line, is_out_of_memory
-from .compilation import ReplacedForward, buffers_as_before
+from .compilation import ReplacedForward, being_traced, buffers_as_before
 
 __all__ = ["GraphedInference", "GraphedTraining"]
 
@@ -101,7 +101,9 @@ class _Graphed(ReplacedForward):
             return False
         if hasattr(self.model, "generate") and not training:  # each token has another shape, and a cache is written to
             return False
-        if torch.compiler.is_compiling() or not inputs or not all(x.is_cuda and not x.requires_grad for x in inputs):
+        if torch.compiler.is_compiling() or being_traced():
+            return False
+        if not inputs or not all(x.is_cuda and not x.requires_grad for x in inputs):
             return False
         return not torch.cuda.is_current_stream_capturing()
 

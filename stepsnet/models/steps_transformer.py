@@ -346,6 +346,8 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
                 if len(hidden_states) in kept:
                     read = wiring.end(state) if wiring else state
                     whole, _ = change_width(read, waiting, len(self.slice_widths), self.slice_widths, -1)
+                    if not wiring:  # the next layer reads what is returned, so that this has a gradient
+                        state, waiting = change_width(whole, [], self.slices_read[step], self.slice_widths, -1)
                 hidden_states.append(whole)
             y = wiring.end(state) if wiring else state
         y, _ = change_width(y, waiting, len(self.slice_widths), self.slice_widths, -1)  # (B, N, C)

@@ -160,7 +160,10 @@ class PermutedWindows:
             positions = torch.arange(height * width, device=x.device).view(1, height, width, 1)
             shifted = torch.roll(positions, [-size for size in self.block.shift_size], (1, 2))
             order = window_partition(shifted, self.block.window_size).flatten()
-            self.orders = orders = {key: (order, torch.argsort(order))}
+            found = order, torch.argsort(order)
+            if torch.compiler.is_exporting():  # of tensors without data, which are of no use to the next call
+                return found
+            self.orders = orders = {key: found}
         return orders[key]
 
     def _bias(self, x: Tensor) -> Tensor:

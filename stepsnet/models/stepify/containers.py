@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError, in_a_line
-from ...macs import OF_MODULES, on_meta
+from ...macs import OF_MODULES, on_meta, with_own_tensors
 from ...residual.channels import channel_dim
 from ...residual.known_blocks import check_declared
 from ...steps import StepsNet
@@ -230,6 +230,10 @@ def _trace(
     """
     calls: dict[nn.Module, _Call] = {}
 
+    def run() -> Any:
+        calls.clear()
+        return example.run(traced)
+
     def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if isinstance(output, tuple):  # known families of transformers, which ignore ``unfit``, have the stream first
             unfit[block] = "returns a tuple, expected one tensor"
@@ -246,7 +250,7 @@ def _trace(
         for block in blocks:
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
         try:
-            outputs = example.run(traced)
+            outputs = with_own_tensors(run)
         except OF_MODULES as error:
             raise UserError(f"stepify: {type(traced).__name__} {_why_not(error)}") from error
     return calls, outputs

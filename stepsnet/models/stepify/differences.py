@@ -25,6 +25,7 @@ __all__ = [
     "OF_TORCH",
     "PLAIN",
     "Rates",
+    "number",
     "originals_of",
     "period_of",
     "rate_at",
@@ -277,6 +278,26 @@ def spread_rates(
             setattr(part, name, rate_at(values, j, len(new)))
             if path:
                 set_path(block, path, part)
+
+
+def number(
+    new: Sequence[nn.Module], templates: Sequence[nn.Module], originals: Sequence[nn.Module], first: int
+) -> None:
+    """Give new blocks indices of their own, where each original holds its index, as for its place in a cache.
+
+    Two layers with one index would overwrite each other's keys and values. An index counts from 0 in the container, or
+    from 0 behind the ``first`` blocks that stay as they are.
+    """
+    for path, _ in originals[0].named_modules():
+        parts = [_at(block, path) for block in originals]
+        for name, value in vars(parts[0]).items() if len(parts) > 1 else ():
+            values = [vars(part).get(name) if isinstance(part, nn.Module) else None for part in parts]
+            if type(value) is not int or values != list(range(value, value + len(parts))) or value not in (0, first):
+                continue
+            for j, (block, template) in enumerate(zip(new, templates)):
+                part = _at(block, path)
+                if vars(part).get(name) == vars(_at(template, path))[name]:  # else the user's own function has set it
+                    setattr(part, name, value + j)
 
 
 def _at(block: nn.Module, path: str) -> Any:

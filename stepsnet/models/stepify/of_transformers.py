@@ -10,6 +10,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from ...errors import UserError, in_a_line, nearest
 from ..transformers_families import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
@@ -98,9 +99,16 @@ def token_example(model: Any, tokens: int, whole_mask: bool = True) -> Example:
     kwargs: dict[str, Any] = {"input_ids": torch.zeros(1, tokens, dtype=torch.int64, device="meta")}
     if hasattr(model.config, "use_cache"):
         kwargs["use_cache"] = False
+    if _chooses(model):
+        return Example((), kwargs | {"input_ids": kwargs["input_ids"][None]})  # (1, one choice, tokens)
     if whole_mask and hasattr(model.config, "num_attention_heads"):
         kwargs["attention_mask"] = torch.zeros(1, 1, tokens, tokens, device="meta")
     return Example((), kwargs)
+
+
+def _chooses(model: Any) -> bool:
+    """Whether a model has a head for multiple choice, which flattens choices into rows, and a mask with them."""
+    return bool({base.__name__ for base in type(model).__mro__} & {*MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()})
 
 
 def layers_of_transformer(model: Any, example: Example) -> Container:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,7 +18,7 @@ from ...macs import HOOKS
 from .adapters import BlockAdapter, initialize_like, initializer_of, rebuilt
 from .containers import Container
 from .copies import check_leaves
-from .differences import originals_of, rate_at, rates_that_grow, spread_rates
+from .differences import number, originals_of, rate_at, rates_that_grow, spread_rates
 from .plan import ContainerPlan
 from .roles import get_path, has_path, set_path
 from .sequence import StepSequence
@@ -49,9 +51,7 @@ def build_in_steps(
     new = [c for c in found if c.path not in as_it_is]
     for container in new:
         _keep_padding(result, container.path)
-        _start(container, sequence_at(result, container))
     _initialize(result, new)
-    _start_as_originals(result, new)
     _give_back(model, result, new)
     _check_initialized(result, new)
     _note_features(result, new)
@@ -77,12 +77,9 @@ def initialized_blocks(model: nn.Module, container: Container, shapes: list[tupl
     """New blocks like those of the model's container, one per (width, heads), initialized as its library does it."""
     without = copy.deepcopy(model, {id(block): nn.Identity() for block in container.blocks})
     scratch = _put(without, container.path, nn.Sequential(*_new_blocks(container, shapes)))
-    sequence = sequence_at(scratch, container)
-    _start(container, sequence)
     _initialize(scratch, [container])
-    _start_as_originals(scratch, [container])
     _check_initialized(scratch, [container])
-    return list(sequence)
+    return list(sequence_at(scratch, container))
 
 
 def spread_drop_path(blocks: list[nn.Module], adapter: BlockAdapter, trained: int) -> None:
@@ -109,7 +106,9 @@ def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> l
         for path in adapter.drop_paths:
             _set_drop_rate(block, path, rate_at(rates, j, len(shapes)), originals)
         blocks.append(block.train(template.training))
-    spread_rates(blocks, [originals[place] for place in places], originals, grown)
+    templates = [originals[place] for place in places]
+    spread_rates(blocks, templates, originals, grown)
+    number(blocks, templates, originals, container.lead)
     return blocks
 
 
@@ -146,26 +145,54 @@ def _set_drop_rate(block: nn.Module, path: str, rate: float, originals: list[nn.
     setattr(block, path, part if part is None else part.train(block.training))
 
 
-def _start(container: Container, sequence: Any) -> None:
+@torch.no_grad()
+def _initialize(model: nn.Module, new: list[Container]) -> None:
+    """Initialize the new blocks as the model's library does it, whatever their types, in float32.
+
+    A normal distribution that is cut at 2, as timm has it, is drawn by rounding in bfloat16: some values are 2.
+    """
+    with _in_float32([block for container in new for block in _new_of(model, container)]):
+        for container in new:
+            _start(container, _new_of(model, container))
+        _initialize_around(model, new)
+        _start_as_originals(model, new)
+
+
+@contextmanager
+def _in_float32(blocks: list[nn.Module]) -> Iterator[None]:
+    """Hold floating-point tensors of fewer bits in float32."""
+    found = {id(tensor): tensor for block in blocks for tensor in (*block.parameters(), *block.buffers())}
+    types = {key: tensor.dtype for key, tensor in found.items() if tensor.dtype in (torch.bfloat16, torch.float16)}
+    for key in types:
+        found[key].data = found[key].data.float()
+    yield
+    for key, dtype in types.items():
+        found[key].data = found[key].data.to(dtype)
+
+
+def _new_of(model: nn.Module, container: Container) -> list[nn.Module]:
+    return list(sequence_at(model, container)._modules.values())[container.lead :]
+
+
+def _start(container: Container, blocks: list[nn.Module]) -> None:
     """Reset new modules to what constructors leave: ``reset_parameters`` from the inside out, then declared values."""
     adapter = container.adapter
     if adapter.initialize is None:
         return
     originals = container.blocks[container.lead :]
-    with torch.no_grad():
-        for block in list(sequence._modules.values())[container.lead :]:
-            for module in reversed(list(block.modules())):
-                if hasattr(module, "reset_parameters"):
-                    module.reset_parameters()
-            for path, parameter in block.named_parameters():
-                for pattern, value in (adapter.start or {}).items():
-                    if fnmatchcase(path, pattern):
-                        common = _common_value(originals, path)
-                        parameter.fill_(value if common is None else common)
+    for block in blocks:
+        for module in reversed(list(block.modules())):
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+        for path, parameter in block.named_parameters():
+            for pattern, value in (adapter.start or {}).items():
+                if fnmatchcase(path, pattern):
+                    common = _common_value(originals, path)
+                    parameter.fill_(value if common is None else common)
 
 
-@torch.no_grad()
-def _initialize(model: nn.Module, new: list[Container]) -> None:
+def _initialize_around(model: nn.Module, new: list[Container]) -> None:
     """Initialize each model of the library once; it may be inside of another model."""
     originals: dict[Any, list[nn.Module]] = {}
     for container in new:
@@ -187,7 +214,6 @@ def _around(model: nn.Module, path: str) -> nn.Module:
     return model
 
 
-@torch.no_grad()
 def _start_as_originals(model: nn.Module, new: list[Container]) -> None:
     """In blocks that were merely constructed, fill each parameter that has one value in all originals with that value.
 
@@ -198,7 +224,7 @@ def _start_as_originals(model: nn.Module, new: list[Container]) -> None:
         if not container.adapter.constructed:
             continue
         originals = container.blocks[container.lead :]
-        for block in list(sequence_at(model, container)._modules.values())[container.lead :]:
+        for block in _new_of(model, container):
             for path, parameter in block.named_parameters():
                 common = _common_value(originals, path)
                 if common is not None and parameter.device.type != "meta":
@@ -218,7 +244,7 @@ def _give_back(original: nn.Module, result: nn.Module, new: list[Container]) -> 
     inside = {
         id(tensor)
         for container in new
-        for block in list(sequence_at(result, container)._modules.values())[container.lead :]
+        for block in _new_of(result, container)
         for tensor in (*block.parameters(), *block.buffers())
     }
     theirs = dict([*original.named_parameters(remove_duplicate=False), *original.named_buffers(remove_duplicate=False)])
