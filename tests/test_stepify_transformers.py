@@ -66,6 +66,11 @@ MODELS = {
         AutoModelForCausalLM,
     ),
     "olmo2": (transformers.Olmo2ForCausalLM, transformers.Olmo2Config(**SIZES, **GROUPED), AutoModelForCausalLM),
+    "gemma": (
+        transformers.GemmaForCausalLM,
+        transformers.GemmaConfig(**SIZES, **GROUPED, head_dim=16),
+        AutoModelForCausalLM,
+    ),
     "gemma2": (
         transformers.Gemma2ForCausalLM,
         transformers.Gemma2Config(**SIZES, **GROUPED, head_dim=16, sliding_window=4),

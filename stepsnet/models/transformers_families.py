@@ -104,6 +104,7 @@ FAMILIES: dict[str, Family] = {
     "granite": Family("GraniteConfig", "GraniteDecoderLayer", "layers", _rotary_sizes, "any", _OUTPUTS),
     "olmo2": Family("Olmo2Config", "Olmo2DecoderLayer", "layers", _rotary_sizes, "any"),
     "olmo3": Family("Olmo3Config", "Olmo3DecoderLayer", "layers", _rotary_sizes, "any"),
+    "gemma": Family("GemmaConfig", "GemmaDecoderLayer", "layers", _rotary_sizes, "any"),
     "gemma2": Family("Gemma2Config", "Gemma2DecoderLayer", "layers", _rotary_sizes, "any"),
     "gemma3_text": Family("Gemma3TextConfig", "Gemma3DecoderLayer", "layers", _rotary_sizes, "any"),
     "gpt2": Family("GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide"),

@@ -386,6 +386,7 @@ _ROWS: dict[str, Sequence[BranchDeclaration] | Callable[[Any], Sequence[BranchDe
     "transformers.models.granite.modeling_granite.GraniteDecoderLayer": _GRANITE,
     "transformers.models.olmo2.modeling_olmo2.Olmo2DecoderLayer": _OLMO2,
     "transformers.models.olmo3.modeling_olmo3.Olmo3DecoderLayer": _OLMO2,
+    "transformers.models.gemma.modeling_gemma.GemmaDecoderLayer": _ROTARY,
     "transformers.models.gemma2.modeling_gemma2.Gemma2DecoderLayer": _GEMMA2,
     "transformers.models.gemma3.modeling_gemma3.Gemma3DecoderLayer": _GEMMA2,
     "transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXLayer": _gpt_neox,
