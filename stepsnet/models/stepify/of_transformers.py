@@ -124,8 +124,8 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
     if name not in FAMILIES:
         inside = "; its timm_model can be put in steps" if hasattr(model, "timm_model") else ""
         raise UserError(
-            f"stepify: {type(model).__name__} is of the family {name!r}, expected one of {', '.join(FAMILIES)}{inside}; "
-            "a row in stepsnet/models/transformers_families.py adds another"
+            f"stepify: {type(model).__name__} is of the family {name!r}, expected one of {', '.join(FAMILIES)}{inside}"
+            "; a row in stepsnet/models/transformers_families.py adds another"
         )
     if getattr(config, "add_cross_attention", False):
         raise UserError(f"stepify: {type(model).__name__} has add_cross_attention, expected a model without it")
