@@ -74,6 +74,43 @@ def test_the_maps_are_the_classifiers(name):
         torch.testing.assert_close(got, other, rtol=1e-4, atol=1e-5)
 
 
+RAW_STREAMS = {
+    "caformer_s18": {},
+    "convnext_atto": {},
+    "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (8, 12, 16, 24), "num_heads": (1, 2, 2, 2)},
+    "edgenext_xx_small": {},
+    "focalnet_tiny_srf": {},
+    "mambaout_femto": {"depths": (1, 1, 1, 1), "dims": (8, 12, 16, 24)},
+    "mvitv2_tiny": {},
+    "poolformerv2_s12": {},
+    "swin_tiny_patch4_window7_224": SWIN,
+    "twins_svt_small": {"depths": (1, 1, 1, 1), "embed_dims": (8, 16, 16, 24), "num_heads": (1, 2, 2, 2)},
+}
+
+
+@pytest.mark.parametrize("name", RAW_STREAMS)
+def test_a_residual_stream_without_a_norm_gets_one(name):
+    backbone, x = create_backbone(name, **RAW_STREAMS[name]).eval(), torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        for parameter in backbone.features.parameters():  # branches that are scaled by 1e-6 at the start would not show
+            parameter += 0.1 * torch.randn_like(parameter)
+    for raw, got in zip(backbone.features(x), backbone(x), strict=True):
+        stream = raw if backbone.channels_last else raw.permute(0, 2, 3, 1)
+        assert stream.mean(-1).abs().max() > 1e-4  # nothing has normalised it
+        expected = nn.functional.layer_norm(stream, stream.shape[-1:])
+        torch.testing.assert_close(got.permute(0, 2, 3, 1), expected)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_steps_resnet", "inception_next_atto", "pvt_v2_b0"])
+def test_maps_of_batch_norms_and_maps_that_end_in_a_norm_stay_as_they_are(name):
+    backbone, x = create_backbone(name).eval(), torch.randn(1, 3, 224, 224)  # which is not padded
+    assert not any(key.startswith("norms") for key in backbone.state_dict())
+    for raw, got in zip(backbone.features(x), backbone(x), strict=True):
+        assert torch.equal(got, raw)
+        if name == "pvt_v2_b0":
+            torch.testing.assert_close(got.mean(1), torch.zeros_like(got[:, 0]), rtol=0, atol=1e-5)
+
+
 def test_a_plain_model_is_resampled_to_the_strides():
     backbone = create_backbone("test_vit").eval()
     blocks = len(backbone.features.model.blocks)

@@ -40,7 +40,7 @@ from stepsnet.tasks.classification.data import Samples, load_images
 from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.classification.transforms import InputSpec
 from stepsnet.tasks.images import UnreadableImage
-from stepsnet.tasks.prediction import read_files
+from stepsnet.tasks.prediction import PredictInputs, read_again
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
 CPU = torch.device("cpu")
@@ -494,11 +494,11 @@ def test_all_files_are_read_before_the_first_is_used_and_then_one_at_a_time(tmp_
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_text(file.name)
-    given = read_files(files, read)
+    given = read_again(PredictInputs(files=files).readable(read).files, read)
     assert next(given) == b"a" and seen == ["a", "b", "a"]
     assert next(given) == b"b" and next(given, None) is None and seen == ["a", "b", "a", "b"]
     with pytest.raises(UserError, match=r"cannot read .*none as an image: no such file"):
-        next(read_files([*files, tmp_path / "none"], read))
+        PredictInputs(files=[*files, tmp_path / "none"]).readable(read)
     assert capsys.readouterr() == ("", "")  # a bar is for a terminal
 
 

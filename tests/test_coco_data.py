@@ -67,6 +67,44 @@ def test_parts_that_cover_nothing_are_left_out_beside_others(coco, sliver, place
     assert torch.equal(torch.from_numpy(np.stack(masks)), before[0, index][1]["masks"])
 
 
+@pytest.mark.parametrize("masks", [True, False])
+def test_an_area_that_is_not_given_is_that_of_the_mask(coco, masks):
+    """In COCO's files it is so too, and the AP of boxes by size goes by it."""
+    expected, file = {}, coco / "instances_val.json"
+    content = json.loads(file.read_text())
+    for number, record in enumerate(content["annotations"]):
+        x, y, wide, high = record["bbox"]
+        if number == 0:
+            expected[record["id"]] = record["area"] = 7.5
+            continue
+        record["area"] = None
+        record["segmentation"] = [[x, y, x + wide, y, x, y + high]]  # half of the box
+        if number == 1:
+            del record["area"]
+        if number == 2:
+            record["segmentation"] = [[x, y, x + 0.1, y, x, y + 0.1]]  # covers the middle of no pixel
+            expected[record["id"]] = wide * high
+        if number == 3 and not masks:
+            record["segmentation"] = [[-5000, 2, 5, 5, 8, 8]]  # cannot be read
+            expected[record["id"]] = wide * high
+        if number == 4 and not masks:
+            record["segmentation"] = []
+            expected[record["id"]] = wide * high
+    file.write_text(json.dumps(content))
+    judge = CocoTool()
+    judge.dataset = {**content, "annotations": [a for a in content["annotations"] if a["id"] not in expected]}
+    judge.createIndex()
+    count, of_boxes = len(content["annotations"]), len(expected) - 1
+    expected |= {number: judge.annToMask(record).sum() for number, record in judge.anns.items()}
+    data = load(coco, masks=masks)
+    assert {a["id"]: a["area"] for of_image in data.val.annotations.values() for a in of_image} == expected
+    assert all(a["area"] for a in data.val.content()["annotations"])
+    line = data.val.notices[-1]
+    assert line.startswith(f"{count - 1} of {count} annotations of instances_val.json have no area")
+    assert line.endswith(f": it is that of the mask for {count - 1 - of_boxes} and of the box for {of_boxes}")
+    assert not data.train.notices  # all areas are given
+
+
 def inner_box(mask):
     ys, xs = np.nonzero(mask.numpy())
     return [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]

@@ -131,7 +131,7 @@ BAD = {
     ),
     "area": (
         lambda c: change(c, annotations=of_first(area="big")),
-        "got area 'big', expected a number of pixels, or null for that of the box",
+        "got area 'big', expected a number of pixels, or null for that of the mask or box",
     ),
     "id too large": (
         lambda c: change(c, annotations=of_first(id=10**30)),

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from coco_images import KINDS, SIZES, write_coco
 from detection_tasks import CPU, Knowing, make_task, tiny
 from PIL import Image, ImageColor
+from pycocotools.coco import COCO
 from torch import nn
 
 from stepsnet.analysis.complexity import count_complexity, detector_macs
@@ -23,6 +25,7 @@ from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.output.colors import OKABE_ITO
 from stepsnet.output.console import Lines
+from stepsnet.recipes.coco import COCO as coco_recipe
 from stepsnet.run_folder.checkpoint import load_weights, save_weights
 from stepsnet.run_folder.inspection import read_inspection
 from stepsnet.runs.evaluate import evaluate_run
@@ -32,6 +35,7 @@ from stepsnet.tasks import build_task, predict
 from stepsnet.tasks.detection.drawing import draw_objects
 from stepsnet.tasks.prediction import PredictInputs
 
+DOCS = Path(__file__).parent.parent / "docs"
 pytestmark = pytest.mark.usefixtures("session_cache")
 
 
@@ -193,6 +197,35 @@ def test_other_data_are_scored_with_the_mistakes_that_eval_is_told_to_accept(run
     evaluate_run(folder, f"{data}@train", ["without_objects=leave_out"])
 
 
+LARGE = ["model.args.size=800", "model.args.max_size=1333"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "augment", "told"),
+    [
+        ([], {"sizes": (48, 64), "max_size": 96}, ""),
+        (LARGE, {}, ""),
+        (LARGE, dataclasses.asdict(coco_recipe.augment), ""),
+        (
+            LARGE,
+            {"sizes": (48, 64), "max_size": 96},
+            "^evaluation gives 3 of 3 .*args.size=800 and max_size=1333",
+        ),
+        (["model.args.size=40"], {"sizes": (48, 64)}, "3 of 3 .* model.args.size=40 and max_size=96, .*sizes=48 to 64"),
+        # with a shorter side of 64 pixels, the images have longer sides of 85, 86 and 76
+        ([], {"sizes": (64,), "max_size": 85}, ""),
+        ([], {"sizes": (64,), "max_size": 80}, "2 of 3 .*, but augment.sizes=64 and augment.max_size=80$"),
+    ],
+)
+def test_sizes_of_evaluation_that_are_not_trained_are_told(coco, changes, augment, told):
+    lines = make_task(coco, *changes, augment=DetectionAugment(**augment)).remarks()
+    assert bool(lines) == bool(told) and all(re.search(told, line) for line in lines)
+    if told:
+        recipe = tiny(coco, *changes)
+        recipe = dataclasses.replace(recipe, baseline=recipe.model, augment=DetectionAugment(**augment))
+        assert "baseline.args.size=" in build_task(recipe)[1].remarks()[0]
+
+
 def test_a_report_shows_what_is_there_beside_what_was_found(coco):
     """A detector that knows the objects of the first image, all but one of the second, and none of the third."""
     task = make_task(coco)
@@ -233,14 +266,20 @@ def test_predict_draws_and_writes_cocos_json(run, coco, tmp_path, capsys):
     assert [line.rpartition(" → ")[2] for line in out] == list(map(str, drawn)) and len(set(drawn)) == 3
     records = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert records and {record["category_id"] for record in records} <= {3, 7}
-    keys = {"image_id", "category_id", "category", "bbox", "score", "segmentation", "file_name"}
-    assert all(record.keys() == keys for record in records)
+    keys = {"category_id", "category", "bbox", "score", "segmentation", "file_name"}
+    assert all(record.keys() == keys for record in records) and {r["file_name"] for r in records} == {*names}
     with Image.open(drawn[0]) as image, Image.open(files[0]) as original:
         assert image.size == original.size and image.mode == "RGB"
         assert not np.array_equal(np.asarray(image), np.asarray(original))
     predict(folder, PredictInputs(files=files[:1], out=tmp_path / "none", min_score=1.1))
     with Image.open(tmp_path / "none" / "val1.png") as image, Image.open(files[0]) as original:
         assert np.array_equal(np.asarray(image), np.asarray(original))
+    # the page says how the records get the ids of one's own JSON
+    (code,) = re.findall(r"```text\n(ids = .*?)```", (DOCS / "detection.md").read_text(encoding="utf-8"), re.DOTALL)
+    known: dict = {"json": json, "os": os}
+    exec(code.replace("drawn", str(tmp_path / "none")).replace("PATH", str(coco)), known)
+    COCO(coco / "instances_val.json").loadRes(known["results"])
+    assert {record["image_id"] for record in known["results"]} == {1}
     (tmp_path / "text.png").write_text("a text")
     assert main(["predict", str(folder), str(files[0]), str(tmp_path / "text.png"), "--out", str(tmp_path / "no")]) == 2
     assert "cannot read" in capsys.readouterr().err and not (tmp_path / "no").exists()

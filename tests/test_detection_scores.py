@@ -9,6 +9,7 @@ import torch
 from coco_images import KINDS, write_coco
 from detection_tasks import CPU, Knowing, make_task
 from pycocotools import mask as coco_mask
+from torch import nn
 
 from stepsnet.engine.task import BatchShard
 from stepsnet.tasks.detection.data import load_coco
@@ -80,17 +81,36 @@ def test_ap_counted_by_hand(coco):
     assert average_precision(crowded, [*right, inside])[0]["mask_ap"] == 100.0
 
 
+class Blind(nn.Module):
+    """Finds nothing."""
+
+    def forward(self, images):
+        (image,) = images
+        found = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+        return [{**found, "masks": torch.zeros(0, 1, *image.shape[1:])}]
+
+
+def test_evaluation_decodes_no_masks_of_its_own(coco, monkeypatch):
+    """pycocotools compares run lengths; decoded, the masks of a large image take seconds and gigabytes."""
+    task, expected = make_task(coco), make_task(coco).example_batch(CPU)[1]
+    assert all(target["masks"].any() for target in expected)
+    with monkeypatch.context() as patched:
+        patched.setattr("stepsnet.tasks.detection.data._masks_of", lambda *_: pytest.fail("decoded masks"))
+        assert task.evaluate(Blind(), BatchShard(), CPU)["mask_ap"] == 0
+        assert task.inspect(Blind(), CPU)
+
+
 def test_found_objects_are_cocos_records():
     masks = torch.zeros(2, 1, 20, 30)
     masks[0, 0, 2:6, 3:9] = 0.9
     masks[1, 0, 5:8, 5:8] = 0.4  # not surer than half
     objects = {"boxes": torch.tensor([[3.0, 2, 9, 6], [5, 5, 8, 8]]), "labels": torch.tensor([2, 1])}
-    first, second = found_objects({**objects, "scores": torch.tensor([0.5, 0.25]), "masks": masks}, 12, [3, 7])
-    assert (first["image_id"], first["category_id"], first["bbox"], first["score"]) == (12, 7, [3, 2, 6, 4], 0.5)
+    first, second = found_objects({**objects, "scores": torch.tensor([0.5, 0.25]), "masks": masks}, [3, 7])
+    assert (first["category_id"], first["bbox"], first["score"]) == (7, [3, 2, 6, 4], 0.5)
     assert np.array_equal(coco_mask.decode(first["segmentation"]), (masks[0, 0] > 0.5).numpy())
     assert second["category_id"] == 3 and coco_mask.area(second["segmentation"]) == 0
     json.dumps([first, second])
-    alone = found_objects({**objects, "scores": torch.tensor([0.5, 0.25])}, 12, [3, 7])  # of a detector without masks
+    alone = found_objects({**objects, "scores": torch.tensor([0.5, 0.25])}, [3, 7])  # of a detector without masks
     assert [record["bbox"] for record in alone] == [first["bbox"], second["bbox"]] and "segmentation" not in alone[0]
 
 

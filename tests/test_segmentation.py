@@ -26,9 +26,10 @@ from stepsnet.runs.train import train_run
 from stepsnet.settings.overrides import override
 from stepsnet.tasks import build_task, describe_deployment
 from stepsnet.tasks.class_names import read_classes
+from stepsnet.tasks.masks import encode_rle
 from stepsnet.tasks.segmentation.data import load_pairs
 from stepsnet.tasks.segmentation.drawing import color_of, draw_segments
-from stepsnet.tasks.segmentation.predict import encode_rle, list_segments
+from stepsnet.tasks.segmentation.predict import list_segments
 
 EASY = ["augment.photometric=false", "augment.scale_range=[1,1]", "epoch_updates=15", "epochs=5", "lr=0.02"]
 pytestmark = pytest.mark.usefixtures("own_cache")

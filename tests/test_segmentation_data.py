@@ -1,5 +1,6 @@
 """Segmentation's data: what is read, and what is refused before a run."""
 
+import json
 import shutil
 import struct
 import zlib
@@ -42,6 +43,36 @@ def test_camvid_is_read_as_it_is(camvid):
     image, labels = data.read(pair)
     assert np.array_equal(labels, np.asarray(Image.open(pair.annotation))) and (labels[:2] == IGNORED).all()
     assert np.array_equal(np.asarray(image), np.asarray(Image.open(pair.image)))
+
+
+@pytest.mark.parametrize(
+    ("ignored", "stored"),
+    [
+        (255, [0, 1, 2]),  # of the three classes
+        (3, [0, 1, 2]),
+        (0, [1, 2, 3]),
+        ([0, 255], [1, 2, 3]),
+        ([1, 3], [0, 2, 4]),
+        ([], [0, 1, 2]),
+    ],
+)
+def test_any_values_may_be_ignored_and_the_others_are_the_classes(tmp_path, ignored, stored):
+    expected = {value: label for label, value in enumerate(stored)}
+    expected |= dict.fromkeys(ignored if isinstance(ignored, list) else [ignored], IGNORED)
+    for split in ("train", "val"):
+        write_pair(tmp_path, split, "a", (1, len(expected)), np.array([[*expected]]))
+    (tmp_path / "classes.json").write_text(json.dumps({"classes": CLASSES, "ignore_index": ignored}))
+    data = load_pairs(f"folder:{tmp_path}")
+    assert data.read(data.splits["val"].pairs[0])[1].tolist() == [[*expected.values()]]
+    assert data.splits["train"].class_pixels == (1, 1, 1)
+    assert np.flatnonzero(data.table >= 0).tolist() == sorted(expected)  # all others are mistakes
+
+
+def test_the_layout_has_two_names(camvid):
+    first, second = (load_pairs(f"{kind}:{camvid}") for kind in ("folder", "camvid"))
+    assert first.splits == second.splits and first.classes == second.classes
+    with pytest.raises(UserError, match=r"expected folder:PATH or ade20k:PATH or camvid:PATH.*folder"):
+        load_pairs(f"foldr:{camvid}")
 
 
 def spoil_label(root):
@@ -100,8 +131,18 @@ SPOILT = {
     "no_classes": (lambda root: (root / "classes.json").unlink(), "classes.json: No such file or directory"),
     "classes": (lambda root: (root / "classes.json").write_text('{"classes": ["a", "a"]}'), "2 to 255 distinct names"),
     "ignored": (
-        lambda root: (root / "classes.json").write_text('{"classes": ["a", "b"], "ignore_index": 1}'),
-        "ignore_index in {root}/classes.json: got 1, expected 2 to 255",
+        lambda root: (root / "classes.json").write_text('{"classes": ["a", "b"], "ignore_index": 256}'),
+        "ignore_index in {root}/classes.json: got 256, expected a number from 0 to 255 or a list of them",
+    ),
+    "ignored_text": (
+        lambda root: (root / "classes.json").write_text('{"classes": ["a", "b"], "ignore_index": [0, "255"]}'),
+        "ignore_index in {root}/classes.json: got [0, '255'], expected a number from 0 to 255 or a list of them",
+    ),
+    "too_many_ignored": (
+        lambda root: (root / "classes.json").write_text(
+            json.dumps({"classes": ["a", "b"], "ignore_index": [*range(255)]})
+        ),
+        "ignore_index in {root}/classes.json: got 255 beside 2 classes, expected at most 254",
     ),
 }
 

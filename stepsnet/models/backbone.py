@@ -1,7 +1,8 @@
 """Backbones for dense tasks: four feature maps of strides 4, 8, 16 and 32, from a Steps or timm model, at any size.
 
-timm's ``features_only`` gives the maps. This module adds what Swin's dense recipes put after them (a LayerNorm per
-map), images of any size, and the four strides for models whose maps all have the same one.
+timm's ``features_only`` gives the maps. This module adds a LayerNorm after each map of a network that leaves its
+residual stream without one, as dense recipes do, images of any size, and the four strides for models whose maps all
+have the same one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,32 @@ import torch
 import torch.nn.functional as F
 from timm.data import resolve_data_config
 from timm.layers import to_2tuple
-from timm.models import Eva, SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr, VisionTransformer
+from timm.models import (
+    ConvNeXt,
+    DaVit,
+    DeepseekVitClassifier,
+    DeepseekVitEncoder,
+    EdgeNeXt,
+    Eva,
+    FocalNet,
+    Gemma4VitClassifier,
+    Gemma4VitEncoder,
+    Hiera,
+    MetaFormer,
+    MultiScaleVit,
+    NaFlexVit,
+    Qwen3VitClassifier,
+    Qwen3VitEncoder,
+    SwinTransformer,
+    SwinTransformerV2,
+    SwinTransformerV2Cr,
+    Twins,
+    VisionTransformer,
+    VisionTransformerSAM,
+    Xcit,
+)
+from timm.models.hieradet_sam2 import HieraDet
+from timm.models.mambaout import MambaOut
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -41,6 +67,18 @@ _ANY_SIZE: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
     (VisionTransformer, {"dynamic_img_size": True}),
     (Eva, {"dynamic_img_size": True}),
 )
+# Families whose maps are the residual stream itself: their blocks have layer norms (or RMS norms) in the branches
+# alone, so the stream may grow with depth, and the norm that ends it is part of the classifier. The dense recipes of
+# Swin and of ConvNeXt put a LayerNorm after each map of such a network. Networks with batch norms, such as ResNets,
+# need none, nor does PVTv2, whose stages end in a norm.
+_WITHOUT_LAST_NORM: tuple[type[nn.Module], ...] = (
+    *(SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr, Twins, DaVit, FocalNet),
+    *(Hiera, HieraDet, MultiScaleVit),
+    *(ConvNeXt, EdgeNeXt, MambaOut, MetaFormer),
+    *(VisionTransformer, VisionTransformerSAM, NaFlexVit, Eva, Xcit),
+    *(DeepseekVitClassifier, DeepseekVitEncoder, Gemma4VitClassifier, Gemma4VitEncoder),
+    *(Qwen3VitClassifier, Qwen3VitEncoder),
+)
 _OTHER_SIZE = (331, 245)  # an image size that no model is made for
 
 
@@ -51,8 +89,9 @@ class PyramidBackbone(nn.Module):
         features: a timm model created with ``features_only`` and four outputs.
         patch_size: in pixels; the image is padded at the bottom and on the right to a multiple of it. Incomplete
             windows are padded map by map, as in Swin's detectors (:class:`~stepsnet.models.windows.PaddedWindows`).
-        normalised: put a LayerNorm after each output; the residual stream of a pre-norm model has none.
-        frozen_stages: number of stages, 0 to 4, whose weights are not trained; from 1 on the stem is frozen too.
+        normalised: put a LayerNorm after each output, for a model that leaves its residual stream without one.
+        frozen_stages: number of stages, 0 to 4, whose weights are not trained; from 1 on the stem is frozen too. The
+            LayerNorms after their outputs are trained: the classifier, whose weights the stages have, has none there.
         frozen_norms: whether the batch norms keep their weights and their statistics.
         undecayed: parameters of ``features``, such as ``model.pos_embed``, that are exempt from weight decay; names
             that match none are ignored.
@@ -131,8 +170,6 @@ class PyramidBackbone(nn.Module):
             frozen += [module for module in self.features.modules() if module not in modules]
             for parameter in self.features.parameters():
                 parameter.requires_grad_(parameter in parameters)
-            for norm in self.norms[:stages]:
-                norm.requires_grad_(True)  # not part of the classifier, so not pretrained
         if norms:
             found = [module for module in self.features.modules() if isinstance(module, _BatchNorm)]
             for norm in found:
@@ -191,7 +228,7 @@ def create_backbone(
     return PyramidBackbone(
         features,
         patch_size=_accepted_multiple(name, settings, patch_size) if any_size else patch_size,
-        normalised=of_family is not None,
+        normalised=isinstance(classifier, _WITHOUT_LAST_NORM),
         frozen_stages=frozen_stages,
         frozen_norms=frozen_norms,
         undecayed=frozenset(_name_in_backbone(features, key) for key in exempt),

@@ -23,6 +23,7 @@ from .stepify.sequence import StepSequence
 __all__ = [
     "FrozenForward",
     "ReplacedForward",
+    "being_traced",
     "buffers_as_before",
     "compile_blocks",
     "paused",

@@ -151,12 +151,6 @@ class Detector(GeneralizedRCNN):
         self.num_classes = num_classes
 
     @property
-    def has_masks(self) -> bool:
-        """Whether the detector learns and finds masks besides boxes."""
-        heads: Any = getattr(self.roi_heads, "stages", [self.roi_heads])
-        return heads[0].has_mask()
-
-    @property
     def trunk(self) -> nn.Module:
         """The module that holds the residual blocks, for :func:`stepsnet.models.blocks.blocks_of`."""
         return self.backbone.body.features

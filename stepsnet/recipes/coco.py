@@ -17,8 +17,9 @@ __all__ = ["COCO", "RECIPES"]
 _IMAGES = 117_266  # of train2017 that have objects
 
 # Swin's settings (arXiv 2103.14030, A2.2), which the paper refers to: 16 images per batch, AdamW 1e-4, weight decay
-# 0.05, the rate down tenfold twice; the 1,000 updates of warmup are from its published configurations. The backbone is
-# meant to start from ImageNet.
+# 0.05, the rate down tenfold twice. The 1,000 updates of warmup are those of MMDetection 2's own configurations of
+# Swin, configs/swin/mask_rcnn_swin-t-p4-w7_fpn_1x_coco.py: lr_config = dict(warmup_iters=1000, step=[8, 11]). The
+# backbone is meant to start from ImageNet.
 COCO = DetectionRecipe(
     name="coco",
     model=ModelSpec("mask_rcnn"),

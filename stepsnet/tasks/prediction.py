@@ -21,7 +21,7 @@ from ..settings.config import Recipe
 from .images import UnreadableImage
 from .outputs import Outputs, common_folder
 
-__all__ = ["File", "PredictInputs", "Prediction", "origin_of", "read_again", "read_files"]
+__all__ = ["File", "PredictInputs", "Prediction", "origin_of", "read_again"]
 
 T = TypeVar("T")
 File = Path | Image.Image  # an image file, or an image in memory
@@ -133,15 +133,6 @@ class Prediction:
 def origin_of(file: File, key: str = "file") -> dict[str, str]:
     """What a record says about where its image comes from: nothing if it was in memory."""
     return {key: str(file)} if isinstance(file, Path) else {}
-
-
-def read_files(files: Sequence[File], read: Callable[[Any], T]) -> Iterator[T]:
-    """Yield ``read(file)`` for each file, after every file has been read once as a check.
-
-    Raises:
-        UserError: a file is missing or is not an image; nothing is yielded in that case.
-    """
-    yield from read_again(PredictInputs(files=files).readable(read).files, read)
 
 
 def read_again(files: Sequence[File], read: Callable[[Any], T]) -> Iterator[T]:

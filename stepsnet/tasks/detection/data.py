@@ -8,7 +8,7 @@ The val split is evaluated unless an ``@`` names another one: ``coco:PATH@test``
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,9 +94,7 @@ class CocoSplit:
         detection as a wrong one.
         """
         records = [record for image in self.images for record in self.annotations.get(image["id"], [])]
-        annotations = [
-            {"iscrowd": 0, **record, "area": _area_of(record), "id": number} for number, record in enumerate(records, 1)
-        ]
+        annotations = [{"iscrowd": 0, **record, "id": number} for number, record in enumerate(records, 1)]
         return {"images": list(self.images), "annotations": annotations, "categories": list(self.categories)}
 
     def objects_of(self, image: Record) -> list[Record]:
@@ -117,11 +115,14 @@ class DetectionSamples(Dataset):
 
     A sample is the image (3, H, W) with values in 0 … 1 and its target ("boxes" (N, 4) as x1, y1, x2, y2 in pixels,
     "labels" (N) counted from 1, and, if the split has masks, "masks" (N, H, W) of 0 and 1). Crowd regions are not in
-    the target.
+    the target. Without ``with_targets``, and then without augmentation too, targets are empty: decoding all masks of an
+    image at its full size takes long.
     """
 
-    def __init__(self, split: CocoSplit, augment: DetectionAugment | None = None, seed: int = 0):
-        self.split, self.augment, self.seed = split, augment, seed
+    def __init__(
+        self, split: CocoSplit, augment: DetectionAugment | None = None, seed: int = 0, *, with_targets: bool = True
+    ):
+        self.split, self.augment, self.seed, self.with_targets = split, augment, seed, with_targets
         self.labels = split.labels
 
     def __len__(self) -> int:
@@ -135,7 +136,7 @@ class DetectionSamples(Dataset):
             image = self.split.read(record)
         except UnreadableImage as error:
             raise UserError(f"data: cannot decode {self.split.folder / record['file_name']}: {error}") from None
-        target = self.target(index)
+        target = self.target(index) if self.with_targets else {}
         if self.augment:
             seed_sample(self.seed, epoch, index)
             image, target = augmented(image, target, self.augment)
@@ -209,7 +210,7 @@ def load_coco(
         if not any(map(split.objects_of, split.images)):
             got = f"got no objects to score in {len(split.images)} images"
             raise UserError(f"data: {split.file}: {got}, expected annotations besides crowds")
-    val = part(evaluated)
+    val = _with_areas(part(evaluated))
     train = part("train") if training else replace(val, images=(), annotations={}, left_out=(), notices=())
     return CocoData(
         tuple(category["name"] for category in val.categories),
@@ -302,7 +303,9 @@ def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSpl
             continue
         if annotation["id"] in cut:
             annotation = _cut(annotation, *sizes[annotation["image_id"]])
-        annotations[annotation["image_id"]].append(without_slivers(annotation) if masks else annotation)
+        if annotation["id"] in checked.wrong_masks:  # boxes alone are learnt
+            annotation = {key: value for key, value in annotation.items() if key != "segmentation"}
+        annotations[annotation["image_id"]].append(without_slivers(annotation))
     categories = sorted(content["categories"], key=lambda category: category["id"])
     left_out = tuple(
         LeftOut(file.name, "annotations", len(reasons), total, next(iter(reasons.values())), done)
@@ -384,7 +387,30 @@ def _with_objects(split: CocoSplit, without: WithoutObjects) -> CocoSplit:
     return replace(split, images=kept, left_out=(*split.left_out, left_out))
 
 
-def _area_of(record: Record) -> float:
-    """An object's area as the data give it, else that of its box; it tells small objects from large ones."""
-    given = record.get("area")
-    return record["bbox"][2] * record["bbox"][3] if given is None else given
+def _with_areas(split: CocoSplit) -> CocoSplit:
+    """A split to evaluate, with the areas that its file leaves out, and a notice of how many these are.
+
+    By its area an object counts as small, medium or large, in the AP of boxes too. It is that of the object's mask, as
+    in COCO's own files, or that of its box if there is no mask that covers a pixel.
+    """
+    computed: Counter[str] = Counter()
+    annotations = {image["id"]: split.annotations.get(image["id"], []) for image in split.images}
+
+    def completed(record: Record, height: int, width: int) -> Record:
+        if record.get("area") is not None:
+            return record
+        parts = record.get("segmentation")
+        of_mask = float(coco_mask.area(encode_segmentation(parts, height, width))) if parts else 0.0
+        computed["mask" if of_mask else "box"] += 1
+        return {**record, "area": of_mask or record["bbox"][2] * record["bbox"][3]}
+
+    for image in split.images:
+        size = image["height"], image["width"]
+        annotations[image["id"]] = [completed(record, *size) for record in annotations[image["id"]]]
+    if not computed:
+        return split
+    total = counted(sum(map(len, annotations.values())), "annotation")
+    lacking = f"{computed.total():,} of {total} of {split.file.name} have no area"
+    sources = " and ".join(f"of the {kind} for {count:,}" for kind, count in sorted(computed.items(), reverse=True))
+    told = f"{lacking}, which the AP by size goes by: it is that {sources}"
+    return replace(split, annotations=annotations, notices=(*split.notices, told))

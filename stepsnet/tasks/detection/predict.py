@@ -1,4 +1,4 @@
-"""What a detector finds in images: drawn on them, and as COCO's result records."""
+"""What a detector finds in images: drawn on them, and as records."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["predict"]
 
 @torch.no_grad()
 def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[Prediction]:
-    """Write a PNG for each image, and ``predictions.json`` with every object in COCO's result form.
+    """Write a PNG for each image, and ``predictions.json`` with the objects of all images.
 
     Returns:
-        The objects of each image: COCO's records, whose image_id counts the images from 1, with the names of the
-        category and of the file.
+        The objects of each image: COCO's result records with ``file_name`` in place of ``image_id``, which only the
+        user's own annotations can tell, and with the name of the category.
 
     Raises:
         UserError: a file is missing or is not an image, or a result would replace something that is not ours;
@@ -40,11 +40,11 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
     predictions: list[Prediction] = []
     with outputs.reserved([*paths, listed] if inputs.writes else [], inputs.places):
         images = read_again(inputs.files, read_pixels)
-        for number, (file, path, image) in enumerate(zip(inputs.files, paths, images), 1):
+        for file, path, image in zip(inputs.files, paths, images):
             (objects,) = model([image.to(device)])
             found = [
                 {**record, "category": names[record["category_id"]], **origin_of(file, "file_name")}
-                for record in found_objects(objects, number, list(names))
+                for record in found_objects(objects, list(names))
             ]
             shown = [record for record in found if record["score"] >= inputs.min_score]
             if inputs.writes:

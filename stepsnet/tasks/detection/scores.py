@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
+from ..masks import encode_rle
 from .data import CocoSplit
 
 __all__ = ["ByClass", "average_precision", "class_names", "found_objects", "objects_by_class"]
@@ -24,8 +24,10 @@ _SUMMARY = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 ByClass = dict[str, dict[str, float | None]]
 
 
-def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[dict[str, Any]]:
-    """A detector's output for one image as COCO's result records: box as x, y, width, height, and mask as RLE.
+def found_objects(objects: dict[str, Tensor], categories: Sequence[int]) -> list[dict[str, Any]]:
+    """A detector's output for one image as COCO's result records, without the image's id.
+
+    A box is [x, y, width, height] in pixels, and a mask is RLE.
 
     Args:
         objects: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), "scores" (N), and, if the detector has
@@ -36,11 +38,11 @@ def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequenc
     rows = (objects[key].float().cpu().tolist() for key in ("boxes", "scores"))
     for (x1, y1, x2, y2), score, label in zip(*rows, objects["labels"].tolist()):
         box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "score": score}
-        records.append({"image_id": image_id, "category_id": categories[label - 1], **box})
+        records.append({"category_id": categories[label - 1], **box})
     if "masks" in objects and records:
         masks = (objects["masks"][:, 0] > 0.5).byte().cpu().numpy()  # (N, H, W)
-        for record, rle in zip(records, coco_mask.encode(np.asfortranarray(masks.transpose(1, 2, 0)))):
-            record["segmentation"] = {**rle, "counts": rle["counts"].decode()}
+        for record, mask in zip(records, masks):
+            record["segmentation"] = encode_rle(mask)
     return records
 
 

@@ -23,9 +23,11 @@ from ...files.writing import write_atomically
 from ...models.backbone import load_backbone
 from ...models.build import DETECTORS, build_model
 from ...models.mask_rcnn import Detector
+from ...output.terminal import counted
+from ...run_folder.folder import asset
 from ...run_folder.inspection import Section
 from ...settings.config import DetectionAugment, DetectionRecipe
-from ...settings.from_data import check_class_count, key_of_weights, with_classes
+from ...settings.from_data import check_class_count, key_of_model, key_of_weights, with_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_weights
 from ..pictures import spread_over
@@ -33,7 +35,7 @@ from ..remarks import on_classes
 from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco, other_category
 from .inspection import pictures_of
 from .scores import ByClass, average_precision, found_objects, objects_by_class
-from .transforms import Target
+from .transforms import Target, resized_size
 from .validate import Record
 
 __all__ = ["CATEGORIES_FILE", "Detection", "build", "open_data", "read_categories", "resolve"]
@@ -111,7 +113,8 @@ class Detection(Task):
         self.recipe, self.data, self.batch_size = recipe, data, recipe.batch_size
         as_evaluated = _augment_as_evaluated(model)
         self.train = DetectionSamples(data.train, _with_sizes(recipe.augment, as_evaluated), recipe.seed)
-        self.val, self.examples = DetectionSamples(data.val), DetectionSamples(data.val, as_evaluated)
+        self.val = DetectionSamples(data.val, with_targets=False)  # the scores take the annotations themselves
+        self.examples = DetectionSamples(data.val, as_evaluated)
         self.by_class: ByClass = {}  # of the last evaluation
         self.steps_per_epoch = count // recipe.batch_size  # the last, smaller batch is dropped
         told = (line for split in (data.train, data.val) for line in split.notices)
@@ -155,7 +158,8 @@ class Detection(Task):
             for batch, (images, _) in zip(batches, loaded_batches):
                 (objects,) = model(images)
                 if not batch.is_padding:
-                    found += found_objects(objects, split.images[batch.indices[0]]["id"], list(split.labels))
+                    image = {"image_id": split.images[batch.indices[0]]["id"]}
+                    found += [{**image, **record} for record in found_objects(objects, list(split.labels))]
         scores, self.by_class = self._scored(found, shard)
         return scores
 
@@ -183,14 +187,34 @@ class Detection(Task):
 
     def remarks(self) -> list[str]:
         counts = [np.array([*objects_by_class(split).values()]) for split in (self.data.train, self.data.val)]
-        return on_classes("objects", self.data.classes, *counts)
+        return [*on_classes("objects", self.data.classes, *counts), *self._on_sizes()]
+
+    def _on_sizes(self) -> list[str]:
+        """A line if some images are evaluated at a size that training would not give them."""
+        trained, evaluated = self.train.augment, self.examples.augment
+        assert trained and trained.sizes and trained.max_size and evaluated and evaluated.sizes and evaluated.max_size
+        size, least, largest = evaluated.sizes[0], min(trained.sizes), max(trained.sizes)
+        outside = 0
+        for image in self.data.val.images:
+            shape = image["height"], image["width"]
+            low, high = (min(resized_size(*shape, end, trained.max_size)) for end in (least, largest))
+            side = min(resized_size(*shape, size, evaluated.max_size))
+            outside += not low - 1 <= side <= high + 1  # a pixel is rounding
+        if not outside:
+            return []
+        key, sizes = key_of_model(self.recipe), f"{least} to {largest}" if least < largest else str(least)
+        return [
+            f"evaluation gives {outside} of {counted(len(self.data.val.images), 'image')} a size that training would "
+            f"not: {key}.args.size={size} and max_size={evaluated.max_size}, but augment.sizes={sizes} and "
+            f"augment.max_size={trained.max_size}"
+        ]
 
     def complexity(self, model: nn.Module) -> Complexity:
         size, max_size = cast(Detector, model).transform.min_size[-1], cast(Detector, model).transform.max_size
         return count_detector(model, input_size=(3, size, min(max_size, round(_ASPECT * size))))
 
     def check_assets(self, folder: Path) -> None:
-        if (folder / CATEGORIES_FILE).exists():
+        if asset(folder, CATEGORIES_FILE).exists():
             _check_categories(self.data.train, folder)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
@@ -205,7 +229,7 @@ class Detection(Task):
         with self._loaded(self.val, [[(0, index)] for index in chosen], device) as batches:
             for index, (images, _) in zip(chosen, batches):
                 (objects,) = model(images)
-                found[index] = found_objects(objects, split.images[index]["id"], list(split.labels))
+                found[index] = found_objects(objects, list(split.labels))
         return pictures_of(split, found)
 
     def sizes(self) -> dict[str, int]:
@@ -241,7 +265,7 @@ class Detection(Task):
 
 def read_categories(run: Path) -> list[Record]:
     """The categories that a run was trained on. Raises UserError if their file is missing or broken."""
-    return read_json(run / CATEGORIES_FILE, "run", list)
+    return read_json(asset(run, CATEGORIES_FILE), "run", list)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 from torchvision import tv_tensors
-from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from ...settings.config import DetectionAugment
+from ..masks import resize_mask
 from .validate import MIN_SIDE
 
 __all__ = ["Target", "augmented", "clamped", "resized_size"]
@@ -76,9 +76,7 @@ def _resize(sample: Target, size: int, max_size: int) -> Target:
     new = list(resized_size(height, width, size, max_size))
     sample = sample | {key: F.resize(sample[key], new, antialias=False) for key in ("image", "boxes")}
     if "masks" in sample:
-        # F.resize uses torch's mode "nearest" for masks, which shifts them by up to half a pixel
-        masks = F.resize_image(sample["masks"].as_subclass(Tensor), new, interpolation=InterpolationMode.NEAREST_EXACT)
-        sample["masks"] = tv_tensors.Mask(masks)
+        sample["masks"] = resize_mask(sample["masks"], new)
     return sample
 
 

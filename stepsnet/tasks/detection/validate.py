@@ -74,7 +74,7 @@ class _Annotation(_StrictRecord):
     image_id: int = Field(description="the id of an image")
     category_id: int = Field(description="the id of a category")
     area: float | None = Field(
-        default=None, ge=0, lt=2**48, description="a number of pixels, or null for that of the box"
+        default=None, ge=0, lt=2**48, description="a number of pixels, or null for that of the mask or box"
     )
     iscrowd: Literal[0, 1] = Field(default=0, description="0 or 1")
     bbox: Annotated[list[float], Field(min_length=4, max_length=4)] = Field(description="[x, y, width, height]")

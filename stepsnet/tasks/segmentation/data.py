@@ -1,4 +1,4 @@
-"""Images with a class for every pixel, in ADE20K's layout or CamVid's, checked before training.
+"""Images with a class for every pixel, in the layout for data of one's own or in ADE20K's, checked before training.
 
 In memory a label is a class, counted from 0, or :data:`IGNORED`. A table of 256 entries maps stored values to labels.
 """
@@ -97,30 +97,39 @@ def _ade20k(root: Path) -> _Layout:
     return _Layout(tuple(names), table, {"train": "training", "val": "validation"}, has_one_order=True)
 
 
-def _camvid(root: Path) -> _Layout:
-    """images/{train,val,test}, annotations/… and classes.json: ``{"classes": [names], "ignore_index": 255}``."""
+def _folder(root: Path) -> _Layout:
+    """images/{train,val,test}, annotations/… and classes.json: ``{"classes": [names], "ignore_index": 255}``.
+
+    ``ignore_index`` is a stored value or a list of them; the classes take the other values in ascending order.
+    """
     listed = root / "classes.json"
     found = read_json(listed, "data", dict)
     classes, ignored = found.get("classes"), found.get("ignore_index", IGNORED)
     names = isinstance(classes, list) and all(isinstance(name, str) and is_encodable(name) for name in classes)
     if not names or not 2 <= len(set(classes)) == len(classes) <= IGNORED:
         raise UserError(f"data: classes in {listed}: got {str(classes)[:80]}, expected 2 to {IGNORED} distinct names")
-    if type(ignored) is not int or not len(classes) <= ignored <= 255:
-        raise UserError(f"data: ignore_index in {listed}: got {ignored!r}, expected {len(classes)} to 255")
+    values = ignored if isinstance(ignored, list) else [ignored]
+    if not all(type(value) is int and 0 <= value <= 255 for value in values):
+        expected = "a number from 0 to 255 or a list of them"
+        raise UserError(f"data: ignore_index in {listed}: got {repr(ignored)[:80]}, expected {expected}")
+    others = [value for value in range(256) if value not in values]
+    if len(classes) > len(others):
+        got, expected = f"got {256 - len(others)} beside {len(classes)} classes", f"at most {256 - len(classes)}"
+        raise UserError(f"data: ignore_index in {listed}: {got}, expected {expected}")
     table = np.full(256, _UNKNOWN, dtype=np.int16)
-    table[: len(classes)] = np.arange(len(classes))
-    table[ignored] = IGNORED
+    table[others[: len(classes)]] = np.arange(len(classes))
+    table[values] = IGNORED
     # a test split may come without annotations, and is not used then
     has_test = all((root / kind / "test").is_dir() for kind in ("images", "annotations"))
     optional = {"test": "test"} if has_test else {}
     return _Layout(tuple(classes), table, {"train": "train", "val": "val", **optional})
 
 
-SOURCES: dict[str, Callable[[Path], _Layout]] = {"ade20k": _ade20k, "camvid": _camvid}
+SOURCES: dict[str, Callable[[Path], _Layout]] = {"folder": _folder, "ade20k": _ade20k, "camvid": _folder}
 
 
 def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -> SegmentationData:
-    """Open ``ade20k:PATH``, or ``camvid:PATH``, which is also the layout for data of your own.
+    """Open ``folder:PATH``, the layout for data of your own (also named ``camvid:PATH``), or ``ade20k:PATH``.
 
     Every image and annotation is opened once, with a progress bar. The result is kept in the cache folder under a
     checksum of the names, sizes and times of all files, until one of them changes.

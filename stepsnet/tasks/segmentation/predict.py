@@ -16,11 +16,12 @@ from ...models.upernet import UPerNet
 from ...settings.config import SegmentationRecipe
 from ..class_names import read_classes
 from ..images import open_image, png_bytes
+from ..masks import encode_rle
 from ..prediction import PredictInputs, Prediction, origin_of, read_again
 from .drawing import color_of, draw_segments
 from .task import inference_of
 
-__all__ = ["encode_rle", "list_segments", "predict"]
+__all__ = ["list_segments", "predict"]
 
 _CLASSES_PER_LINE = 5
 _COMPARED_SHARE = 0.01  # of an image: a class that covers less is not compared between runs
@@ -92,9 +93,3 @@ def list_segments(labels: np.ndarray, probabilities: np.ndarray, classes: Sequen
             }
         )
     return sorted(found, key=lambda segment: -segment["area"])
-
-
-def encode_rle(mask: np.ndarray) -> dict[str, Any]:
-    """Encode a mask (H, W) as COCO's compressed RLE, in a form that JSON can hold."""
-    rle = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
-    return {**rle, "counts": rle["counts"].decode()}

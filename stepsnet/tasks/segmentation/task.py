@@ -24,6 +24,7 @@ from ...errors import UserError
 from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
+from ...run_folder.folder import asset
 from ...run_folder.inspection import Section
 from ...settings.config import SegmentationRecipe
 from ...settings.from_data import check_class_count, key_of_weights, with_classes
@@ -234,7 +235,7 @@ class Segmentation(Task):
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """Write the class names, so that the run can be used without its data."""
-        if not (self.data.has_one_order and (folder / CLASSES_FILE).exists()):  # a run keeps the names that it has
+        if not (self.data.has_one_order and asset(folder, CLASSES_FILE).exists()):  # a run keeps the names that it has
             save_classes(folder, self.data.classes)
 
     def sizes(self) -> dict[str, int]:

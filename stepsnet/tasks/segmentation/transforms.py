@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from ...settings.config import SegmentationAugment
+from ..masks import resize_mask
 from .data import IGNORED
 
 __all__ = ["PhotometricDistortion", "fit_within", "training_transform"]
@@ -74,10 +74,7 @@ class _RandomScale(v2.Transform):
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         size = list(params["size"])
         if isinstance(inpt, tv_tensors.Mask):
-            # F.resize uses torch's mode "nearest" for masks, which shifts them by up to half a pixel
-            labels = inpt.as_subclass(Tensor)[None]
-            resized = F.resize_image(labels, size, interpolation=InterpolationMode.NEAREST_EXACT)
-            return tv_tensors.wrap(resized[0], like=inpt)
+            return resize_mask(inpt, size)
         return F.resize(inpt, size, antialias=True)
 
 
