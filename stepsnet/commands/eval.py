@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         metavar="RUN",
         type=Path,
-        help="the folder of a run, a comparison or a sweep, or with --model a file of weights",
+        help="the folder of a run, of one of its checkpoints, of a comparison or a sweep, or with --model a file of "
+        "weights",
     )
     parser.add_argument(
         "overrides", metavar="key=value", nargs="*", help="changes to how it is scored, such as eval_flip=true"
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
     if options.model and (options.overrides or options.stride is not None):
         got = " ".join([*options.overrides, *([] if options.stride is None else [f"--stride {options.stride}"])])
         raise UserError(f"eval: got {got} with --model, expected it only with the folder of a run")
-    runs = [] if options.model else runs_inside(options.run)
+    runs = [] if options.model else runs_inside(options.run, or_checkpoint=True)
     overrides = [*options.overrides, *_stride(options.stride, runs)]
     with working(f"scoring {options.run}"):
         from ..runs.evaluate import evaluate_checkpoint, evaluate_run  # takes seconds

@@ -183,8 +183,11 @@ def typed_keys(options: argparse.Namespace) -> list[str]:
     return [text.partition("=")[0] for text in options.overrides] + ["data"] * bool(options.data)
 
 
-def runs_inside(folder: Path) -> list[Path]:
+def runs_inside(folder: Path, *, or_checkpoint: bool = False) -> list[Path]:
     """The runs with weights in the folder of a comparison or a sweep; for a run's folder, that folder alone.
+
+    Args:
+        or_checkpoint: take the folder of a run's checkpoint too, also alone.
 
     Raises:
         UserError: the folder is not that of a run, or none of the runs in it has weights.
@@ -193,7 +196,7 @@ def runs_inside(folder: Path) -> list[Path]:
 
     runs = find_runs([folder])
     if runs == [folder]:
-        require_run(folder)
+        require_run(folder, or_checkpoint=or_checkpoint)
         return runs
     trained = [run for run in runs if has_weights(run)]
     for run in runs:

@@ -22,7 +22,12 @@ HELP = "print the likeliest classes of images, draw what is in them, or continue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, of a comparison or of a sweep")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        type=Path,
+        help="the folder of a run, of one of its checkpoints, of a comparison or a sweep",
+    )
     parser.add_argument(
         "files", metavar="FILE", nargs="*", help="an image, a folder with images at any depth, or a pattern"
     )
@@ -54,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if (options.prompt is None) == (not options.files):
         raise UserError("predict: expected either images, or --prompt for a language model")
-    runs = runs_inside(options.run)
+    runs = runs_inside(options.run, or_checkpoint=True)
 
     from ..tasks import predict  # takes seconds
     from ..tasks.prediction import PredictInputs

@@ -61,6 +61,7 @@ class TrainResult:
     metrics: dict[str, float]  # of the last epoch
     weights: dict[str, torch.Tensor]  # those that were evaluated, on rank 0; empty elsewhere
     best: float  # value of the task's monitored metric
+    best_step: int | None  # the update after which it was measured; this checkpoint is kept
     samples_per_second: float
     earlier_seconds: float  # of earlier processes, up to the checkpoint from which the next one went on
 
@@ -165,6 +166,7 @@ class Trainer:
             self.position.metrics,
             full_state_dict(self.evaluated_model),
             sign * self.position.best,
+            self.position.best_step,
             self.samples_per_second,
             self.earlier_seconds,
         )

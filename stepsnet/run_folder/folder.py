@@ -20,7 +20,7 @@ from ..files.writing import LOCKLESS, is_temporary, sha256
 from ..settings.config import Recipe
 from ..settings.consent import require_asked_for
 from ..settings.overrides import read_recipe
-from .records import checkpoint_folders, diverged_at, read_summary, step_of
+from .records import checkpoint_folders, diverged_at, is_checkpoint, read_summary, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,7 @@ __all__ = [
     "CONFIG",
     "LOCK",
     "RECIPES_FOLDER",
+    "asset",
     "each_once",
     "find_runs",
     "folder_name",
@@ -46,6 +47,7 @@ __all__ = [
     "recipes_of_runs",
     "refuse_several",
     "require_run",
+    "run_of",
     "updates_done",
 ]
 
@@ -180,8 +182,20 @@ def refuse_several(folder: Path) -> None:
         raise UserError(f"run: got {folder}, which is a {kind}, expected one of the runs in it{named}")
 
 
-def require_run(folder: Path) -> None:
-    """Raises UserError if a folder is not that of one run."""
+def run_of(folder: Path) -> Path:
+    """The folder of a run, if this is that of one of its checkpoints; else the same folder."""
+    run = folder.parent.parent
+    return run if folder.parent == run / "checkpoints" and is_checkpoint(folder) and has_begun(run) else folder
+
+
+def asset(run: Path, name: str) -> Path:
+    """A file that a run keeps for its use (:data:`ASSETS`); ``run`` may be one of its checkpoints."""
+    return run_of(run) / name
+
+
+def require_run(folder: Path, *, or_checkpoint: bool = False) -> None:
+    """Raises UserError if a folder is not that of one run or, if that is allowed, of a checkpoint of one."""
+    folder = run_of(folder) if or_checkpoint else folder
     refuse_several(folder)
     if not has_begun(folder):
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
@@ -190,12 +204,16 @@ def require_run(folder: Path) -> None:
 def read_run_recipe(folder: Path) -> Recipe:
     """Read a run's recipe, to use the run's own weights; whoever trains on has to ask for pretrained ones too.
 
+    Args:
+        folder: that of a run, or of one of its checkpoints.
+
     Raises:
         UserError: the folder is not that of one run, or its model is fetched and the user has not asked for it.
     """
-    require_run(folder)
-    recipe = read_recipe(folder / CONFIG)
-    require_asked_for(recipe, folder / CONFIG, only=["model.", "baseline."], has_weights=True)
+    require_run(folder, or_checkpoint=True)
+    config = asset(folder, CONFIG)
+    recipe = read_recipe(config)
+    require_asked_for(recipe, config, only=["model.", "baseline."], has_weights=True)
     return recipe
 
 
@@ -220,13 +238,15 @@ def how_far(folder: Path) -> str | None:
 
 
 def on_unfinished(folder: Path) -> list[str]:
-    """A line for whoever uses the weights of a run that has not ended; none for other runs."""
+    """A line for whoever uses a checkpoint, or the weights of a run that has not ended; none for other runs."""
+    if (run := run_of(folder)) != folder:
+        return [f"these are the weights of {run} after update {step_of(folder)}"]
     far = how_far(folder)
     return [f"{folder} has not ended: these are its weights {far}"] if far else []
 
 
 def read_weights(folder: Path) -> Mapping[str, Tensor]:
-    """A run's final weights, or those of its latest valid checkpoint.
+    """A run's final weights, or those of its latest valid checkpoint; for a checkpoint's folder, its scored weights.
 
     Raises:
         UserError: there are none yet, they cannot be read, or they are not those that the run has written; or the
@@ -234,6 +254,11 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """
     from .checkpoint import latest, load_weights
 
+    if run_of(folder) != folder:
+        checkpoint, _ = latest(folder.parent, step_of(folder))
+        if checkpoint is None:
+            raise UserError(f"run: got {folder}, expected a checkpoint that exists")
+        return checkpoint.weights()
     final = folder / "model.safetensors"
     if final.exists():
         expected = (read_summary(folder) or {}).get("weights_sha256")

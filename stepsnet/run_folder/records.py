@@ -15,6 +15,7 @@ __all__ = [
     "LABEL",
     "checkpoint_folders",
     "diverged_at",
+    "is_checkpoint",
     "metrics_text",
     "parse_metrics",
     "read_label",
@@ -94,9 +95,14 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
     A copy under another name is not.
     """
-    found = [path for path in folder.glob("*step-*") if _CHECKPOINT.fullmatch(path.name)]
+    found = [path for path in folder.glob("*step-*") if is_checkpoint(path)]
     whole = [path for path in found if not path.name.startswith(".") or (path / SUMS).exists()]
     return sorted(whole, key=lambda path: (step_of(path), path.name), reverse=True)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder has the name of a checkpoint."""
+    return bool(_CHECKPOINT.fullmatch(path.name))
 
 
 def step_of(path: Path) -> int:

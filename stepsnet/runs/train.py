@@ -229,6 +229,7 @@ def _summarize(
         **({"import": list(recipe.imports)} if recipe.imports else {}),
         **counts,
         "metrics": {**result.metrics, f"best_val_{task.monitor}": result.best},
+        "best_update": result.best_step,
         "expected": recipe.expected,
         **task.facts(),
         "seconds": seconds,

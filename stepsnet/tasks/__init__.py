@@ -30,7 +30,7 @@ from ..engine.task import Task
 from ..errors import UserError
 from ..metrics import METRICS, Metric
 from ..models.build import build_model, input_size_of
-from ..run_folder.folder import CONFIG, read_run_recipe
+from ..run_folder.folder import CONFIG, asset, read_run_recipe
 from ..settings.config import RECIPE_TYPES, Recipe
 from ..settings.consent import require_asked_for
 from .deployment import Deployment
@@ -65,7 +65,7 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
         UserError: the model or the data do not exist, or do not fit each other.
     """
     if run is not None and data is None:
-        require_asked_for(recipe, run / CONFIG, only=["data"])
+        require_asked_for(recipe, asset(run, CONFIG), only=["data"])
     if run is not None:
         recipe, _ = divided_for(recipe, data)
     opened = open_data(recipe, data, run)

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..files.reading import read_json
 from ..files.writing import write_atomically
+from ..run_folder.folder import asset
 
 __all__ = ["CLASSES_FILE", "check_classes", "distinct", "read_classes", "save_classes"]
 
@@ -41,7 +42,7 @@ def save_classes(folder: Path, classes: Sequence[str]) -> None:
 
 def check_classes(run: Path, classes: Sequence[str]) -> None:
     """Raises UserError if a run has class names and they are not these in this order."""
-    if not (run / CLASSES_FILE).exists() or list(classes) == (known := read_classes(run)):
+    if not asset(run, CLASSES_FILE).exists() or list(classes) == (known := read_classes(run)):
         return
     if len(known) != len(classes):
         raise UserError(f"data: got {len(classes)} classes, expected the {len(known)} that {run} was trained on")
@@ -54,7 +55,7 @@ def check_classes(run: Path, classes: Sequence[str]) -> None:
 
 def read_classes(run: Path) -> list[str]:
     """The class names, made distinct. Raises UserError if the file is missing or is not a list of names."""
-    file = run / CLASSES_FILE
+    file = asset(run, CLASSES_FILE)
     classes = read_json(file, "run")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"run: got {str(classes)[:80]} in {file}, expected a list of class names")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
+from ...run_folder.folder import asset
 from ...settings.config import LanguageRecipe
 from ..deployment import Deployment, of_tokens
 from .data import load_tokenizer
@@ -15,4 +16,4 @@ __all__ = ["deployment"]
 
 def deployment(run: Path, recipe: LanguageRecipe, model: nn.Module) -> Deployment:
     """How to use the model without stepsnet. Raises UserError if the run has no tokenizer."""
-    return of_tokens(model, load_tokenizer(run / "tokenizer.json").to_str())
+    return of_tokens(model, load_tokenizer(asset(run, "tokenizer.json")).to_str())

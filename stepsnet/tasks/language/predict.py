@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from ...errors import UserError
 from ...models.build import context_of
+from ...run_folder.folder import asset
 from ...settings.config import LanguageRecipe
 from ..prediction import PredictInputs, Prediction
 from .data import UNKNOWN, load_tokenizer
@@ -35,7 +36,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
         inputs.prompt.encode()
     except UnicodeEncodeError:  # bytes on the command line that are not text
         raise UserError(f"--prompt: got {inputs.prompt!r}, expected text in UTF-8") from None
-    tokenizer = load_tokenizer(run / "tokenizer.json")
+    tokenizer = load_tokenizer(asset(run, "tokenizer.json"))
     model, device = inputs.model_of(run, recipe)
     config: Any = model.config
     if tokenizer.get_vocab_size() > config.vocab_size:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from ...models.trained import trained_model
+from ...run_folder.folder import asset
 from ...settings.config import LanguageRecipe
 from ..publication import Publication
 from .assets import save_assets
@@ -41,7 +42,7 @@ _SAMPLE = "Two  blanks,\n\n    an indented line: 12,345 tokens\n"  # text that t
 def publish(run: Path, recipe: LanguageRecipe, folder: Path) -> Publication:
     """Write weights, config and tokenizer. Raises UserError if the run has no weights or no tokenizer."""
     model: Any = trained_model(run, recipe)
-    tokenizer = load_tokenizer(run / "tokenizer.json")
+    tokenizer = load_tokenizer(asset(run, "tokenizer.json"))
     save_assets(model, tokenizer, folder)
     with _no_bars():
         model.save_pretrained(folder)

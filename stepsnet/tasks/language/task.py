@@ -19,6 +19,7 @@ from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...models.blocks import is_of_transformers
 from ...models.build import build_model, fit_positions
+from ...run_folder.folder import asset
 from ...run_folder.inspection import Section
 from ...settings.config import LanguageRecipe
 from ...settings.from_data import key_of_model
@@ -43,7 +44,7 @@ def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> Tex
         needed = ["train", split, *["test"] * recipe.score_test]
         return load_text(name, recipe.tokenizer, recipe.vocab_size, None, recipe.holdout, needed)
     needed = [split, *["train"] * (recipe.clean_samples > 0 and split == "val")]
-    own, whole = load_tokenizer(run / "tokenizer.json"), name == data and not is_trained_on(recipe, data)
+    own, whole = load_tokenizer(asset(run, "tokenizer.json")), name == data and not is_trained_on(recipe, data)
     return load_text(name, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout, needed, whole=whole)
 
 
@@ -80,7 +81,7 @@ def _check_vocabulary(model: Any, text: TextData, key: str) -> None:
 
 def _check_tokenizer(run: Path, text: TextData) -> None:
     """Raises UserError if the run has a tokenizer that is not the data's: its ids would mean other tokens."""
-    own = run / "tokenizer.json"
+    own = asset(run, "tokenizer.json")
     if own.exists() and load_tokenizer(own).get_vocab() != text.tokenizer.get_vocab():
         raise UserError(
             f"data: got text whose tokenizer is not that of {run}, expected the data that it was trained on"
