@@ -1,5 +1,8 @@
 """The figure of a study, and `stepsnet sweep STUDY --render`."""
 
+import json
+from pathlib import Path
+
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
@@ -105,3 +108,21 @@ def test_render_refuses_what_holds_no_results_of_the_study(tmp_path, capsys):
         status, out, err = run("sweep", file, "--results", place, "--render", capsys=capsys)
         assert status == 2 and not out and err.splitlines() == [f"stepsnet: --results: {place} {said}"]
     assert read_results(results, find_study(str(file))) == {}
+
+
+def test_what_the_first_page_says_of_single_runs():
+    """README's sentence on the seven-step runs, which no table shows seed by seed."""
+    root = Path(__file__).parents[1]
+    said = (
+        "at the compute of 96 blocks, each of the three seven-step runs scores higher than every other full-length run"
+    )
+    assert f"{said} except those of the 6 wide blocks" in " ".join((root / "README.md").read_text().split())
+    found = [json.loads(file.read_text()) for file in (root / "results/evidence-cifar10-depth").glob("*-96-*.json")]
+    finals = [
+        (run["contender"], run["variant"], run["metrics"]["test_top1"]) for run in found if run["kind"] == "final"
+    ]
+    seven = [score for contender, _, score in finals if contender == "seven"]
+    wide = [score for _, variant, score in finals if variant == "6x132"]
+    others = [score for contender, variant, score in finals if contender != "seven" and variant != "6x132"]
+    assert len(seven) == len(wide) == 3 and len(others) == 18
+    assert max(others) < min(seven) < max(seven) < min(wide)
