@@ -529,7 +529,7 @@ def test_text_in_another_column(tmp_path):
     assert read == END_OF_TEXT.join(f"train {number}" for number in range(3))
     for column in ("", "::stars"):
         expected = (
-            r"got the columns content: string, stars: int64, expected (text|stars): string \(hfds:NAME:CONFIG:COLUMN"
+            r"got the columns content: string, stars: int64, expected (text|stars): string \(hfds:NAME::COLUMN"
         )
         with pytest.raises(UserError, match=expected):
             load_text(f"hfds:{tmp_path}{column}", "characters", None)

@@ -137,7 +137,7 @@ def test_shards_are_needed_for_both_splits(shards):
         load_images(f"wds:{shards}", SPEC)
 
 
-def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
+def test_hugging_face_data_are_read(tmp_path):
     """A local folder in the hub's own image layout: no network."""
     for split, count in (("train", 4), ("validation", 2)):
         for shade, name in ((30, "cat"), (90, "dog")):
@@ -210,11 +210,11 @@ def test_labels_of_hugging_face_without_classes_are_refused(column, labels, said
 
 def test_columns_of_hugging_face_by_other_names(pictures_in_columns):
     data = pictures_in_columns("img", ["fine", "coarse"], fine=["cat", "dog"], coarse=["pet", "beast"])
-    with pytest.raises(UserError, match=r"fine: int64, coarse: int64, expected label: ClassLabel .*hfds:NAME:COLUMN"):
+    with pytest.raises(UserError, match=r"fine: int64, coarse: int64, expected label: ClassLabel .*hfds:NAME::COLUMN"):
         load_images(data, SPEC)
     with pytest.raises(UserError, match="expected breed: ClassLabel"):
-        load_images(f"{data}:breed", SPEC)
-    found = load_images(f"{data}:coarse", SPEC, None, 0)
+        load_images(f"{data}::breed", SPEC)
+    found = load_images(f"{data}::coarse", SPEC, None, 0)
     assert found.classes == ("beast", "pet") and found.val.labels.tolist() == [1, 0]
     found = load_images(pictures_in_columns("img", ["labels"], labels=["cat", "dog"]), SPEC, None, 0)
     assert found.classes == ("cat", "dog")
@@ -224,7 +224,7 @@ def test_what_hugging_face_data_have_no_image_in_cannot_be_read(pictures_in_colu
     """A cell that is null, one without bytes and a path, and the path of a file that is gone."""
     images = load_images(pictures_in_columns(classes=["label"], label=["cat", "dog"]), SPEC).val.images
     cells = [None, {"bytes": None, "path": None}, {"bytes": None, "path": str(tmp_path / "gone.png")}]
-    monkeypatch.setattr(images.reader, "dataset", [{"image": cell, "label": 0} for cell in cells])
+    monkeypatch.setattr(images, "rows", [{"image": cell} for cell in cells])
     for index, (name, reason) in enumerate([("", "neither its bytes nor its path")] * 2 + [(" (", "No such file")]):
         assert images.name(index).startswith(f"sample {index}{name}") and "None" not in images.name(index)
         for look in (images.read, images.shape):
@@ -240,6 +240,26 @@ def test_a_relative_path_is_told_with_where_it_was_looked_for(tmp_path, monkeypa
             load_images(f"{kind}:none", SPEC)
 
 
+def test_configurations_of_hugging_face(tmp_path):
+    """Named in the data's card, as on the hub."""
+    for config, shade in (("light", 200), ("dark", 20)):
+        for split in ("train", "test"):
+            for name in ("cat", "dog"):
+                folder = tmp_path / config / split / name
+                folder.mkdir(parents=True)
+                (folder / "0.png").write_bytes(png(shade))
+    configs = "".join(f"- config_name: {name}\n  data_dir: {name}\n" for name in ("light", "dark"))
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    for config, shade in (("light", 200), ("dark", 20)):
+        for data in (f"hfds:{tmp_path}:{config}", f"hfds:{tmp_path}:{config}:label"):
+            found = load_images(data, SPEC, None, 0)
+            assert found.classes == ("cat", "dog") and shades([sample(found.train, 0, 0, 0)[0]]) == [shade]
+    with pytest.raises(UserError, match=r"in the configuration label: .*light.*; hfds:NAME::COLUMN names a column$"):
+        load_images(f"hfds:{tmp_path}:label", SPEC)
+    with pytest.raises(UserError, match="expected hfds:NAME, hfds:NAME:CONFIG or hfds:NAME:CONFIG:COLUMN"):
+        load_images(f"hfds:{tmp_path}:light:label:more", SPEC)
+
+
 def test_what_hugging_face_cannot_load_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot load hfds:.*nowhere"):
         load_images(f"hfds:{tmp_path}/nowhere", SPEC)
@@ -247,17 +267,17 @@ def test_what_hugging_face_cannot_load_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("broken", ["train", "validation"])
 def test_a_split_of_hugging_face_that_fails_on_its_way_is_one_line(broken, pictures_in_columns, monkeypatch):
-    from timm.data import readers
+    import datasets
 
-    create_reader = readers.create_reader
+    load_dataset = datasets.load_dataset
 
-    def failing(name, split, **settings):
+    def failing(name, config, split):
         if split == broken:
             raise ConnectionError("the hub is gone")
-        return create_reader(name, split=split, **settings)
+        return load_dataset(name, config, split=split)
 
     data = pictures_in_columns(classes=["label"], label=["cat", "dog"])
-    monkeypatch.setattr(readers, "create_reader", failing)
+    monkeypatch.setattr(datasets, "load_dataset", failing)
     with pytest.raises(UserError, match=r"^data: cannot load hfds:.*: the hub is gone$"):
         load_images(data, SPEC)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol
@@ -15,10 +16,11 @@ import numpy as np
 from filelock import FileLock
 from PIL import Image
 
-from ...errors import UserError, import_extra, in_a_line
+from ...errors import UserError, in_a_line
 from ...files.reading import require_data_folder
 from ...output.terminal import counted
 from ...settings.consent import DOWNLOADING, is_half_downloaded
+from ..hub import HubName, columns_of, load_hub
 from ..images import UnreadableImage, find_images, image_shape, image_suffixes, open_image
 from .shards import find_shards
 
@@ -90,32 +92,28 @@ class _Files:
         return image_shape(self.paths[index])
 
 
-class _TimmReader:
-    """Images that one of timm's readers finds."""
+class _OfHub:
+    """A split of a data set of the Hugging Face hub."""
 
-    def __init__(self, reader: Any, mode: str):
-        self.reader, self.mode = reader, mode
-        self.labels = [self._label(index, target) for index, target in enumerate(reader.iter_targets())]
+    def __init__(self, rows: Any, split: str, image: str, labels: str, mode: str):
+        """Raises UserError for a class that is null."""
+        from datasets import Image as ImageColumn
 
-    def _label(self, index: int, target: int | None) -> int:
-        """The label as a number. Raises UserError if the cell is null."""
-        if target is None:
-            where = f"{self.name(index)} of {self.reader.split}"
-            raise UserError(
-                f"data: got null as the class of {where}, expected 0 to {len(self.reader.class_to_idx) - 1}"
-            )
-        return int(target)
+        self.split, self.image, self.mode = split, image, mode
+        self.labels = list(rows[labels])
+        if None in self.labels:
+            where = f"sample {self.labels.index(None)} of {split}"
+            most = rows.features[labels].num_classes - 1
+            raise UserError(f"data: got null as the class of {where}, expected 0 to {most}")
+        self.rows = rows.select_columns([image]).cast_column(image, ImageColumn(decode=False))
 
     def read(self, index: int) -> Image.Image:
         with self._file(index) as file:
             return open_image(file, self.mode)
 
     def name(self, index: int) -> str:
-        try:
-            path = self.reader.filename(index, basename=True)
-        except TypeError:  # a cell that is null
-            path = None
-        return f"sample {index} ({path})" if path else f"sample {index}"
+        path = (self.rows[index][self.image] or {}).get("path")
+        return f"sample {index} ({Path(path).name})" if path else f"sample {index}"
 
     def shape(self, index: int) -> tuple[int, int, int]:
         with self._file(index) as file:
@@ -123,14 +121,16 @@ class _TimmReader:
 
     @contextmanager
     def _file(self, index: int) -> Iterator[IO[bytes]]:
-        """Open an image's file. Raises UnreadableImage if the reader finds nothing to open."""
+        """Open an image's file. Raises UnreadableImage if there is nothing to open."""
+        cell = self.rows[index][self.image] or {}  # null is None
+        content, path = cell.get("bytes"), cell.get("path")
+        if not (content or path):
+            raise UnreadableImage("the data have neither its bytes nor its path")
         try:
-            file = self.reader[index][0]
-        except (TypeError, AssertionError):  # for a cell that is null, and for one with neither bytes nor path
-            raise UnreadableImage("the data have neither its bytes nor its path") from None
+            content = content or Path(path).read_bytes()
         except OSError as error:
             raise UnreadableImage(error.strerror or str(error)) from None
-        with file:
+        with io.BytesIO(content) as file:
             yield file
 
 
@@ -315,54 +315,36 @@ def _download(kind: Any, folder: Path) -> None:
 def _hugging_face(path: str, mode: str) -> Splits:
     """A data set from the hub or from a local folder, with the splits train and validation (or test).
 
-    ``NAME:COLUMN`` says which column has the labels. If there is a validation split, test is not read: on the hub, its
-    labels are often hidden.
+    ``NAME:CONFIG:COLUMN`` says which column has the labels. If there is a validation split, test is not read: on the
+    hub, its labels are often hidden.
     """
-    load_dataset = import_extra("datasets", "data").load_dataset
-    from timm.data.readers import create_reader
-
-    name, _, labels = path.partition(":")
-
-    @contextmanager
-    def loading() -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # anything that the hub, the network or the files may raise
-            raise UserError(f"data: cannot load hfds:{name}: {in_a_line(error, 300)}") from None
-
-    with loading():
-        features = load_dataset(name, split="train").features
-    columns = _columns(path, features, labels)
-    val = None
-    with loading():
-        train = create_reader(f"hfds/{name}", root=None, split="train", **columns)
-        for split in ("validation", "test"):
-            with suppress(ValueError):  # there is no such split
-                val = create_reader(f"hfds/{name}", root=None, split=split, **columns)
-                break
-    classes = tuple(map(str, train.class_to_idx))
-    if val is None:
-        missing = f"data: hfds:{name} has only the split train, expected validation or test too{_OR_HELD_OUT}"
-        return Splits(classes, _TimmReader(train, mode), _Files({}, mode, missing=missing))
-    if train.class_to_idx != val.class_to_idx:
-        raise UserError(f"data: hfds:{name} has other classes in {split} than in train, expected the same")
-    return Splits(classes, _TimmReader(train, mode), _TimmReader(val, mode))
+    asked = HubName.of(path)
+    rows = load_hub(asked, "train")
+    if rows is None:
+        raise UserError(f"data: hfds:{path} has no split train, expected train and validation or test")
+    image, labels = _columns(path, rows.features, asked.column)
+    classes, train = rows.features[labels].names, _OfHub(rows, "train", image, labels, mode)
+    for split in ("validation", "test"):
+        if (rows := load_hub(asked, split)) is not None:
+            if rows.features[labels].names != classes:
+                raise UserError(f"data: hfds:{path} has other classes in {split} than in train, expected the same")
+            return Splits(tuple(classes), train, _OfHub(rows, split, image, labels, mode))
+    missing = f"data: hfds:{path} has only the split train, expected validation or test too{_OR_HELD_OUT}"
+    return Splits(tuple(classes), train, _Files({}, mode, missing=missing))
 
 
-def _columns(path: str, features: Mapping[str, Any], labels: str) -> dict[str, str]:
-    """The image and label columns, as arguments of timm's reader: the one so named, else the only one of its type."""
+def _columns(path: str, features: Mapping[str, Any], labels: str) -> tuple[str, str]:
+    """The image and label columns: the one so named, else the only one of its type."""
 
     def column(kind: str, name: str, alone: bool, hint: str = "") -> str:
         of_kind = [other for other, feature in features.items() if type(feature).__name__ == kind]
         if name not in of_kind and not (alone and len(of_kind) == 1):
-            kinds = {other: getattr(what, "dtype", None) or type(what).__name__ for other, what in features.items()}
-            got = ", ".join(f"{other}: {what}" for other, what in kinds.items())
+            got = columns_of(features)
             raise UserError(f"data: hfds:{path}: got the columns {got}, expected {name}: {kind}{hint}")
         return name if name in of_kind else of_kind[0]
 
-    hint = " (class_encode_column makes one, and hfds:NAME:COLUMN names it)"
-    classes = column("ClassLabel", labels or "label", not labels, hint)
-    return {"input_key": column("Image", "image", True), "target_key": classes}
+    hint = " (class_encode_column makes one, and hfds:NAME::COLUMN names it)"
+    return column("Image", "image", True), column("ClassLabel", labels or "label", not labels, hint)
 
 
 def _shards(path: str, mode: str) -> Splits:

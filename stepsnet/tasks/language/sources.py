@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, import_extra, in_a_line, nearest
+from ...errors import UserError, nearest
 from ...files.reading import hash_text, read_text
+from ..hub import HubName, columns_of, load_hub
 from ..splits import SPLITS, check_holdout
 
 __all__ = ["SOURCES", "Text", "Texts", "held_out", "open_texts"]
@@ -153,13 +154,8 @@ def _hugging_face(path: str) -> Texts:
     If every row of every split is one line with its newline, as in WikiText, the rows of a split are one text;
     otherwise each row is a document.
     """
-    load_dataset = import_extra("datasets", "data").load_dataset
-    name, config, column = [*path.split(":"), "", ""][:3]
-    column = column or "text"
-    try:
-        loaded = load_dataset(name, config or None)
-    except Exception as error:  # anything that the hub, the network or the files may raise
-        raise UserError(f"data: cannot load hfds:{path}: {in_a_line(error, 300)}") from None
+    asked = HubName.of(path)
+    loaded, column = load_hub(asked), asked.column or "text"
     digests: dict[str, str] = {}
     keys: dict[str, str] = {}
     are_lines = True
@@ -187,11 +183,9 @@ def _rows(rows: Any, column: str, are_lines: bool) -> list[str]:
 def _digest(path: str, rows: Any, column: str) -> tuple[str, bool]:
     """The fingerprint of a column of text, and whether each of its rows is a line, with its newline at the end."""
     if column not in rows.column_names or "string" not in str(getattr(rows.features[column], "dtype", "")):
-        got = {name: getattr(kind, "dtype", None) or type(kind).__name__ for name, kind in rows.features.items()}
-        named = ", ".join(f"{name}: {kind}" for name, kind in got.items())
+        got = columns_of(rows.features)
         raise UserError(
-            f"data: hfds:{path}: got the columns {named}, expected {column}: string (hfds:NAME:CONFIG:COLUMN names "
-            "another column, and CONFIG may be empty)"
+            f"data: hfds:{path}: got the columns {got}, expected {column}: string (hfds:NAME::COLUMN names another)"
         )
     digest, are_lines = hashlib.sha256(), True
     for batch in rows.select_columns([column]).iter(1000):
