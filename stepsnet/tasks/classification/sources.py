@@ -123,7 +123,7 @@ class _OfHub:
     def _file(self, index: int) -> Iterator[IO[bytes]]:
         """Open an image's file. Raises UnreadableImage if there is nothing to open."""
         cell = self.rows[index][self.image] or {}  # null is None
-        content, path = cell.get("bytes"), cell.get("path")
+        content, path = cell.get("bytes"), cell.get("path") or ""
         if not (content or path):
             raise UnreadableImage("the data have neither its bytes nor its path")
         try:
