@@ -528,9 +528,7 @@ def test_text_in_another_column(tmp_path):
     read = data.tokenizer.decode(data.splits["train"].tokens.tolist(), skip_special_tokens=False)
     assert read == END_OF_TEXT.join(f"train {number}" for number in range(3))
     for column in ("", "::stars"):
-        expected = (
-            r"got the columns content: string, stars: int64, expected (text|stars): string \(hfds:NAME::COLUMN"
-        )
+        expected = r"got the columns content: string, stars: int64, expected (text|stars): string \(hfds:NAME::COLUMN"
         with pytest.raises(UserError, match=expected):
             load_text(f"hfds:{tmp_path}{column}", "characters", None)
 

@@ -240,8 +240,10 @@ def test_a_relative_path_is_told_with_where_it_was_looked_for(tmp_path, monkeypa
             load_images(f"{kind}:none", SPEC)
 
 
-def test_configurations_of_hugging_face(tmp_path):
+def test_configurations_of_hugging_face(tmp_path, tmp_path_factory, monkeypatch):
     """Named in the data's card, as on the hub."""
+    # by a configuration's name, datasets takes another folder of this name for the same data
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("hub"))
     for config, shade in (("light", 200), ("dark", 20)):
         for split in ("train", "test"):
             for name in ("cat", "dog"):
