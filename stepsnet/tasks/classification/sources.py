@@ -149,16 +149,13 @@ def _folder(path: str, mode: str) -> Splits:
     """
     root = Path(path)
     require_data_folder(root, "--data folder:PATH")
-    if _has_classes_alone(root):
-        by_class, left_out = _images_by_class(root)
-        read_as = f"{root} has no folder train: all of its {len(by_class)} folders are read as classes to train on"
-        lines = "; ".join([read_as, *[left_out] * bool(left_out)])
-        train = _Files(by_class, mode, lines)
-        return Splits(tuple(by_class), train, _Files({}, mode, missing=_no_folder(root, *_EVALUATED) + _OR_HELD_OUT))
-    first = _split_folder(root, "train", *_EVALUATED)
+    first = root if (alone := _has_classes_alone(root)) else _split_folder(root, "train", *_EVALUATED)
     val_root = next((root / name for name in _EVALUATED if _is_split(root / name)), None)
     of_first, test_root = _images_by_class(first), root / "test"
     by_class, left_out = of_first
+    if alone:
+        read_as = f"{root} has no folder train: all of its {len(by_class)} folders are read as classes to train on"
+        left_out = "; ".join([read_as, *[left_out] * bool(left_out)])
 
     def evaluated(split: Path) -> _Files:
         found, left_out = of_first if split == first else _images_by_class(split)
