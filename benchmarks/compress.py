@@ -60,7 +60,7 @@ import stepsnet
 from stepsnet.files.writing import write_atomically
 from stepsnet.macs import count_forward
 from stepsnet.models.compress.stream_parts import fold_norms
-from stepsnet.study.verdict import tested
+from stepsnet.report.t_interval import tested
 
 IMAGES = {"img_size": 32, "patch_size": 8, "class_token": False, "global_pool": "avg", "num_classes": 10}
 TEACHER = {**IMAGES, "embed_dim": 64, "depth": 8, "num_heads": 4}

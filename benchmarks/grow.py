@@ -37,11 +37,11 @@ from rate_grid import best_rate
 from stepsnet.files.writing import write_atomically
 from stepsnet.output.console import choose_display
 from stepsnet.recipes import find_recipe
+from stepsnet.report.t_interval import tested
 from stepsnet.run_folder.folder import has_ended
 from stepsnet.run_folder.records import read_summary
 from stepsnet.runs.train import train_run
 from stepsnet.settings.config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
-from stepsnet.study.verdict import tested
 from stepsnet.tasks import macs_of
 
 RATES = (0.001, 0.002, 0.004)

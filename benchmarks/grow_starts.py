@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import stepsnet
-from stepsnet.study.verdict import tested
+from stepsnet.report.t_interval import tested
 
 SEEDS = (1, 2, 3, 4)
 BEFORE, AFTER = 300, 200  # updates

@@ -15,13 +15,14 @@ from stepsnet.output.summary_stats import format_mean_std, percent
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.plan import steps_as_text, steps_of
 from stepsnet.recipes import ablations
+from stepsnet.report.t_interval import tested
 from stepsnet.report.words import join
 from stepsnet.runs.compare import summarize
 from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import as_p_value, draw_study, on_other_machines, render_study
 from stepsnet.study.run_plan import progress
-from stepsnet.study.verdict import finals_of, judge, judge_study, tested, unsound
+from stepsnet.study.verdict import finals_of, judge, judge_study, unsound
 
 
 def results_table(folder: str, control: str | None = None, difference_of_control: str = "") -> str:

@@ -22,6 +22,7 @@ from stepsnet.engine.update import Diverged
 from stepsnet.errors import UserError
 from stepsnet.files.writing import write_atomically
 from stepsnet.recipes import find_recipe
+from stepsnet.report.t_interval import tested as by_t_test
 from stepsnet.residual import DESIGNS
 from stepsnet.run_folder.provenance import provenance, write_process
 from stepsnet.runs.train import train_run
@@ -34,7 +35,6 @@ from stepsnet.study.render import render_study, rows_of
 from stepsnet.study.results import flatness_of
 from stepsnet.study.run_plan import Planned, check_models, choice_of, due, is_planned, progress, recipe_of
 from stepsnet.study.verdict import judge, judge_study
-from stepsnet.study.verdict import tested as by_t_test
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from ..output.console import choose_display
 from ..output.summary_stats import percent
 from ..output.terminal import say
 from ..recipes import RECIPES, find_recipe
+from ..report.t_interval import half_width
 from ..report.words import count
 from ..settings.consent import fetched_by, remember_as_asked, require_or_remember
 from ..settings.overrides import override, parse_assignments
@@ -23,7 +24,7 @@ from ..study.record import OF_THE_MACHINE
 from ..study.render import render_study
 from ..study.results import check_results, read_results
 from ..study.run_plan import a_final, check_models, data_of, due, progress, recipe_of, with_variant
-from ..study.verdict import cannot_be_made, half_width
+from ..study.verdict import cannot_be_made
 from .options import add_jobs_option
 
 __all__ = ["run_study"]

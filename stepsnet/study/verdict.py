@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..metrics import find_metric, higher_is_better, metric_label
 from ..output.summary_stats import percent
 from ..output.terminal import counted
-from ..report.t_interval import half_width, tested
+from ..report.t_interval import tested
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
 from .run_plan import Planned, choice_of, diverged_everywhere
@@ -21,11 +21,9 @@ __all__ = [
     "Said",
     "cannot_be_made",
     "finals_of",
-    "half_width",
     "judge",
     "judge_claim",
     "judge_study",
-    "tested",
     "unsound",
 ]
 

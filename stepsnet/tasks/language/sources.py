@@ -190,9 +190,9 @@ def _digest(path: str, rows: Any, column: str) -> tuple[str, bool]:
     digest, are_lines = hashlib.sha256(), True
     for batch in rows.select_columns([column]).iter(1000):
         for row in batch[column]:
-            content = (row or "").encode()
-            digest.update(b"%d\0" % len(content) + content)
-            are_lines = are_lines and (not content or content.find(b"\n") == len(content) - 1)
+            content = row or ""  # null is empty
+            _add(digest, content)
+            are_lines = are_lines and (not content or content.find("\n") == len(content) - 1)
     return digest.hexdigest(), are_lines
 
 
@@ -202,6 +202,11 @@ SOURCES: dict[str, Callable[[str], Texts]] = {"text": _files, "hfds": _hugging_f
 def _fingerprint(parts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        content = part.encode()
-        digest.update(b"%d\0" % len(content) + content)
+        _add(digest, part)
     return digest.hexdigest()
+
+
+def _add(digest: Any, text: str) -> None:
+    """Add a text with its length, so that texts that are divided elsewhere give another digest."""
+    content = text.encode()
+    digest.update(b"%d\0" % len(content) + content)
